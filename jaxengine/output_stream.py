@@ -1,0 +1,71 @@
+"""The asyncio end of one request: a one-slot mailbox whose content merges."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Self
+
+from jaxengine.outputs import RequestOutput
+
+__all__ = ["OutputStream"]
+
+
+class OutputStream:
+    """Outputs of one request, in order, each token exactly once.
+
+    Use it as ``async with engine.submit(...) as stream: async for output in stream: ...``.
+    Leaving the block before the last output aborts the request; the engine frees its blocks
+    within a step. While nobody reads, outputs merge into one, so a slow reader costs memory
+    only for its own tokens and delays nobody.
+
+    Owns: the mailbox. Never: touches the engine's state (it calls `abort`, which only posts a message).
+    """
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._pending: RequestOutput | None = None
+        self._wakeup = asyncio.Event()
+        self._ended = False  # the last output has arrived
+        self._consumed = False  # ... and was handed to the reader
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output. Called on the event loop only; ignored after the last one."""
+        if self._ended:
+            return
+        self._pending = output if self._pending is None else self._pending.merged(output)
+        self._ended = output.finished
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Abort the request unless it has ended. Idempotent and never blocks."""
+        if not self._ended:
+            self._ended = self._consumed = True
+            self._pending = None
+            self._wakeup.set()
+            self._abort(self.request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Return all that is new. Cancelling is safe: no token is lost."""
+        while self._pending is None:
+            if self._consumed:
+                raise StopAsyncIteration
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        output, self._pending = self._pending, None
+        self._consumed = output.finished
+        return output
