@@ -1,0 +1,62 @@
+# `make help` lists the targets. Every target that needs the environment makes it first.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up-done
+# More arguments for the command behind run, demo, pytest and bench: make run ARGS="--port 9000"
+ARGS ?=
+
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test check format-check lint types imports pytest format bench lock clean
+.DELETE_ON_ERROR:
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml requirements/lock.txt scripts/set_up scripts/find_python
+	@scripts/set_up $(VENV)
+	@touch $@
+
+setup: $(STAMP)  ## Make .venv with the pinned packages (the other targets do this by themselves)
+
+run: $(STAMP)  ## Serve the default model at http://127.0.0.1:8000
+	@$(BIN)/headrace serve $(ARGS)
+
+demo: $(STAMP)  ## Start a server on a free port, stream one chat, print its timings, stop the server
+	@$(BIN)/python -m bench.demo $(ARGS)
+
+test: check  ## Set up, then everything in check
+
+check: format-check lint types imports pytest  ## Format, lint, types, import contracts, tests
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+pytest: $(STAMP)
+	$(BIN)/pytest $(ARGS)
+
+format: $(STAMP)  ## Format the code and apply the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## Start a server, measure it at 1, 8, 32 and 64 streams, stop it
+	@$(BIN)/python -m bench.local $(ARGS)
+
+lock:  ## Resolve requirements/lock.txt again (needs uv); commit the result after make test
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes \
+		--no-emit-index-url --custom-compile-command "make lock" -o requirements/lock.txt $(ARGS)
+
+clean:  ## Remove the environment and every cache of the tools
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
