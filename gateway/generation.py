@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from gateway.text_codec import ChatMessage
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenEngine
 
@@ -28,12 +29,6 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatMessage:
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,6 +46,9 @@ class RequestOutput:
         new_token_ids: includes the EOS or stop token that ended the request, if one did.
         new_token_times_s: when each of them left the device, on the `time.monotonic` clock.
         num_cached_tokens: as in RequestTiming, known from the first output on.
+        queue_s: as in RequestTiming, known from the first output on. The gateway needs it when it
+            ends a request itself (stop string, cancel) and so never sees `timing`.
+        num_preemptions: as in RequestTiming, so far.
         finish_reason: None until the last output.
         stop_token_id: the token that ended the request, if it ended by STOP.
         error: one line for the client, if it ended by ERROR.
@@ -56,6 +59,8 @@ class RequestOutput:
     new_token_ids: tuple[int, ...]
     new_token_times_s: tuple[float, ...]
     num_cached_tokens: int = 0
+    queue_s: float = 0.0
+    num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
@@ -72,6 +77,8 @@ class RequestOutput:
             new_token_ids=self.new_token_ids + later.new_token_ids,
             new_token_times_s=self.new_token_times_s + later.new_token_times_s,
             num_cached_tokens=later.num_cached_tokens,
+            queue_s=later.queue_s,
+            num_preemptions=later.num_preemptions,
             finish_reason=later.finish_reason,
             stop_token_id=later.stop_token_id,
             error=later.error,

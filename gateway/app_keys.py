@@ -1,0 +1,15 @@
+"""What the application holds for its handlers, by typed keys."""
+
+from aiohttp import web
+
+from gateway.config import GatewayConfig
+from gateway.generation import TextGenerator
+from gateway.metrics import Metrics
+from jaxengine.token_engine import TokenEngine
+
+__all__ = ["CONFIG", "ENGINE", "GENERATOR", "METRICS"]
+
+CONFIG: web.AppKey[GatewayConfig] = web.AppKey("CONFIG", GatewayConfig)
+ENGINE: web.AppKey[TokenEngine] = web.AppKey("ENGINE")
+GENERATOR: web.AppKey[TextGenerator] = web.AppKey("GENERATOR", TextGenerator)
+METRICS: web.AppKey[Metrics] = web.AppKey("METRICS", Metrics)

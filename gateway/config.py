@@ -1,0 +1,104 @@
+"""What an operator can set about the gateway. The engine has its own configuration."""
+
+import ipaddress
+from dataclasses import dataclass, fields
+
+__all__ = ["METRICS_PREFIX", "GatewayConfig"]
+
+METRICS_PREFIX = "headrace"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayConfig:
+    """Addresses, limits and time-outs of one gateway.
+
+    Attributes:
+        host, port: where to listen; port 0 takes a free one.
+        served_model_names: names that requests may use; the first is the one we report.
+        allowed_hosts: names that the Host header may carry besides the loopback names and
+            `host`, without port; "*" allows any.
+        allowed_origins: web origins ("https://chat.example") whose pages may call us, besides
+            pages that we serve ourselves; "*" allows any.
+        metrics_prefix: "headrace", or "vllm" to export vLLM's metric names as well.
+
+        max_body_bytes: largest HTTP body, after decompression, and largest websocket message.
+        body_read_timeout_s: a client must send its body within this time.
+        sse_keep_alive_interval_s: silence after which a comment is sent; None never sends one.
+        send_timeout_s: a client that accepts no byte for so long is disconnected.
+        keepalive_timeout_s: an idle connection is closed after this time.
+        first_request_timeout_s: so is, after this time, one that never sent a whole request head.
+        max_connections: beyond, new connections are closed at once.
+        shutdown_timeout_s: at a stop, running requests may finish for so long.
+
+        max_n: most choices per prompt.
+        max_choices: most prompts times choices in one HTTP request.
+        max_stop_strings, max_stop_string_length: stop strings of a request, characters of each.
+        max_concurrent_prepares: requests that may be tokenized, or wait for it, at a time.
+        tokenizer_threads: threads that render templates and tokenize.
+
+        ws_heartbeat_s: interval of websocket pings; the answer is due in half of it.
+        ws_close_timeout_s: how long to wait for the other side's close frame.
+        ws_max_streams: running requests per websocket.
+        ws_initial_credits: messages that a stream may be ahead of its reader.
+        ws_max_connections: websockets at a time.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ("default",)
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    metrics_prefix: str = METRICS_PREFIX
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    body_read_timeout_s: float = 30.0
+    sse_keep_alive_interval_s: float | None = 15.0
+    send_timeout_s: float = 30.0
+    keepalive_timeout_s: float = 75.0
+    first_request_timeout_s: float = 15.0
+    max_connections: int = 4096
+    shutdown_timeout_s: float = 30.0
+
+    max_n: int = 16
+    max_choices: int = 128
+    max_stop_strings: int = 16
+    max_stop_string_length: int = 1024
+    max_concurrent_prepares: int = 256
+    tokenizer_threads: int = 2
+
+    ws_heartbeat_s: float = 20.0
+    ws_close_timeout_s: float = 3.0
+    ws_max_streams: int = 32
+    ws_initial_credits: int = 64
+    ws_max_connections: int = 1024
+
+    def __post_init__(self) -> None:
+        if not self.served_model_names or not all(self.served_model_names):
+            raise ValueError("served_model_names must hold at least one name, none of them empty")
+        if self.metrics_prefix not in (METRICS_PREFIX, "vllm"):
+            raise ValueError(f"{self.metrics_prefix=} must be 'headrace' or 'vllm'")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"{self.port=} must be between 0 and 65535")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            may_be_zero = field.name in ("port", "shutdown_timeout_s")
+            if isinstance(value, int | float) and not may_be_zero and not value > 0:
+                raise ValueError(f"{field.name} must be positive, got {value!r}")
+        if self.shutdown_timeout_s < 0:
+            raise ValueError(f"{self.shutdown_timeout_s=} must not be negative")
+        for origin in self.allowed_origins:
+            if origin != "*" and ("://" not in origin or origin.count("/") != 2):
+                raise ValueError(f"allowed origin {origin!r} must look like https://chat.example")
+
+    @property
+    def model_name(self) -> str:
+        """The name that we report."""
+        return self.served_model_names[0]
+
+    @property
+    def listens_everywhere(self) -> bool:
+        """Whether `host` is a wildcard address, so that clients use names we cannot know."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return not self.host

@@ -1,0 +1,272 @@
+"""Numbers for Prometheus: what requests experienced, and what the engine counts.
+
+Owns: a registry of its own, so that several gateways can live in one process.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from gateway.config import METRICS_PREFIX
+from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
+
+__all__ = ["Metrics", "Outcome"]
+
+Outcome = Literal["stop", "length", "abort", "error"]
+
+# Half a millisecond to ten minutes: small models decode in 2 to 5 ms, queues can take minutes.
+LATENCY_BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0),
+    *(30.0, 60.0, 120.0, 300.0, 600.0),
+)
+TOKEN_BUCKETS = tuple(m * 10**e for e in range(5) for m in (1, 2, 5))
+
+# Our names, and vLLM's where the meaning is the same.
+VLLM_NAMES = {
+    "num_requests_running": "num_requests_running",
+    "num_requests_waiting": "num_requests_waiting",
+    "kv_cache_usage_ratio": "kv_cache_usage_perc",
+    "prefix_cache_queries": "prefix_cache_queries",
+    "prefix_cache_hits": "prefix_cache_hits",
+    "preemptions": "num_preemptions",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "requests_finished": "request_success",
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "inter_token_latency_seconds": "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds": "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds": "e2e_request_latency_seconds",
+    "request_queue_time_seconds": "request_queue_time_seconds",
+    "request_prefill_time_seconds": "request_prefill_time_seconds",
+    "request_decode_time_seconds": "request_decode_time_seconds",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_generation_tokens": "request_generation_tokens",
+    "iteration_tokens": "iteration_tokens_total",
+}
+
+
+class Metrics:
+    """All metrics of one gateway and its engine, each labelled with `model_name`.
+
+    Args:
+        model_name: the label.
+        prefix: "headrace", or "vllm" to export vLLM's names as well.
+
+    Attributes:
+        websockets_open: gauge for the websocket handler to move.
+    """
+
+    def __init__(self, model_name: str, *, prefix: str = METRICS_PREFIX) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model_name}
+        self._families: list[Collector] = []
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token, queue included."
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of one request."
+        )
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first."
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.")
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "From arrival to the first step that scheduled it."
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From the first scheduled step to the first token."
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "From the first token to the last."
+        )
+        self._request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS
+        )
+        self._request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS
+        )
+        self._finished = self._counter(
+            "requests_finished", "Requests that ended, by reason.", "finished_reason"
+        )
+        self._rejected = self._counter(
+            "requests_rejected", "Requests that were refused, by reason.", "reason"
+        )
+        self.websockets_open: Gauge = Gauge(
+            f"{METRICS_PREFIX}_websockets_open",
+            "Open websocket connections.",
+            ["model_name"],
+            registry=self._registry,
+        ).labels(**self._labels)
+        if prefix == "vllm":
+            self._registry.register(_VllmNames(self._families))
+
+    def watch_engine(self, stats: Callable[[], EngineStats]) -> None:
+        """Export an engine's counters, read at each scrape."""
+        collector = _EngineCollector(stats, self._labels)
+        self._families.append(collector)
+        self._registry.register(collector)
+
+    def observe_request(
+        self,
+        outcome: Outcome,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        queue_s: float,
+        prefill_s: float,
+        decode_s: float,
+        ttft_s: float | None,
+        e2e_s: float,
+    ) -> None:
+        """Count one request that ended, once. Latencies of its tokens are observed as they come."""
+        self._finished.labels(**self._labels, finished_reason=outcome).inc()
+        self._request_prompt_tokens.observe(prompt_tokens)
+        self._request_generation_tokens.observe(completion_tokens)
+        self._queue.observe(queue_s)
+        self._e2e.observe(e2e_s)
+        if ttft_s is not None:
+            self._ttft.observe(ttft_s)
+            self._prefill.observe(prefill_s)
+            self._decode.observe(decode_s)
+        if completion_tokens > 1:
+            self._tpot.observe(decode_s / (completion_tokens - 1))
+
+    def observe_inter_token_latency(self, seconds: float) -> None:
+        self._itl.observe(seconds)
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a refused request; `reason` is one of few fixed words, never client text."""
+        self._rejected.labels(**self._labels, reason=reason).inc()
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its content type, in the format that the scraper accepts."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def _histogram(
+        self, name: str, text: str, buckets: Sequence[float] = LATENCY_BUCKETS
+    ) -> Histogram:
+        histogram = Histogram(
+            f"{METRICS_PREFIX}_{name}",
+            text,
+            ["model_name"],
+            buckets=buckets,
+            registry=self._registry,
+        )
+        self._families.append(histogram)
+        return histogram.labels(**self._labels)
+
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        counter = Counter(
+            f"{METRICS_PREFIX}_{name}", text, ["model_name", label], registry=self._registry
+        )
+        self._families.append(counter)
+        return counter
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's snapshot when Prometheus asks."""
+
+    def __init__(self, stats: Callable[[], EngineStats], labels: dict[str, str]) -> None:
+        self._stats = stats
+        self._names = list(labels)
+        self._values = list(labels.values())
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # so that registering does not read the engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        yield self._gauge("num_requests_running", "Requests that run.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        yield self._gauge(
+            "kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_cache_usage
+        )
+        yield self._gauge("kv_blocks", "KV blocks that requests can use.", stats.num_blocks)
+        yield self._gauge("kv_blocks_free", "KV blocks that nobody uses.", stats.num_free_blocks)
+        yield self._gauge(
+            "kv_blocks_cached", "Free KV blocks that hold a prefix.", stats.num_cached_blocks
+        )
+        yield self._gauge("kv_block_size", "Tokens per KV block.", stats.block_size)
+        yield self._gauge(
+            "compiles_after_ready", "Programs compiled after start-up.", stats.compiles_after_ready
+        )
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries
+        )
+        yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits)
+        yield self._counter(
+            "preemptions", "Times a request lost its blocks.", stats.num_preemptions
+        )
+        yield self._counter("prompt_tokens", "Prompt tokens.", stats.prompt_tokens)
+        yield self._counter("generation_tokens", "Sampled tokens.", stats.generation_tokens)
+        yield self._counter("engine_steps", "Passes of the engine.", stats.num_steps)
+        yield self._counter("engine_busy_seconds", "Time with a step in flight.", stats.step_busy_s)
+        yield self._counter("padded_tokens", "Tokens computed as padding.", stats.padded_tokens)
+        yield self._counter("step_failures", "Steps that raised.", stats.num_step_failures)
+        yield self._iteration_tokens(stats)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{METRICS_PREFIX}_{name}", text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"{METRICS_PREFIX}_{name}", text, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def _iteration_tokens(self, stats: EngineStats) -> Metric:
+        family = HistogramMetricFamily(
+            f"{METRICS_PREFIX}_iteration_tokens", "Tokens scheduled per step.", labels=self._names
+        )
+        bounds = [str(float(bound)) for bound in ITERATION_TOKEN_BUCKETS] + ["+Inf"]
+        total = 0
+        buckets = []
+        for bound, count in zip(bounds, stats.iteration_tokens, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(self._values, buckets, sum_value=stats.iteration_tokens_sum)
+        return family
+
+
+class _VllmNames(Collector):
+    """The same numbers once more under vLLM's names, for existing dashboards and routers."""
+
+    def __init__(self, sources: list[Collector]) -> None:
+        self._sources = sources
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for source in self._sources:
+            for family in source.collect():
+                ours = family.name.removeprefix(f"{METRICS_PREFIX}_")
+                if ours in VLLM_NAMES:
+                    yield _renamed(family, f"vllm:{VLLM_NAMES[ours]}")
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    copy = Metric(name, family.documentation, family.type)
+    copy.samples = [
+        Sample(
+            name + sample.name.removeprefix(family.name),
+            {**sample.labels, "engine": "0"},
+            sample.value,
+        )
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+    return copy

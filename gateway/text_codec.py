@@ -1,0 +1,58 @@
+"""What the text layer needs from a tokenizer and from a chat template.
+
+`gateway.tokenizer` and `gateway.chat_template` implement these; so do small fakes in tests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["ChatMessage", "ChatRenderer", "TextTokenizer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation, as the template sees it."""
+
+    role: str
+    content: str
+
+
+class TextTokenizer(Protocol):
+    """Text to token ids and back. Safe to call from several threads at once."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a prompt of this model starts with a beginning-of-sequence token."""
+        ...
+
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_bos: bool = False
+    ) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what the token adds to the answer; nothing for special tokens."""
+        ...
+
+
+class ChatRenderer(Protocol):
+    """Chat messages to a prompt."""
+
+    def encode(
+        self,
+        tokenizer: TextTokenizer,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the token ids of the prompt.
+
+        Raises:
+            ValueError: the template refuses the messages; the text is for the client.
+        """
+        ...

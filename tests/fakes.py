@@ -1,0 +1,386 @@
+"""A token engine and a tokenizer whose every answer can be computed by hand."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.text_codec import ChatMessage
+from jaxengine.errors import (
+    EngineDeadError,
+    EngineStoppingError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from jaxengine.output_stream import OutputStream
+from jaxengine.outputs import FinishReason, RequestOutput, RequestTiming
+from jaxengine.sampling_params import SamplingParams
+from jaxengine.stats import EngineStats
+from jaxengine.token_engine import EngineLimits
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "IM_START",
+    "STEP_S",
+    "ByteChatTemplate",
+    "ByteTokenizer",
+    "FakeEngine",
+    "byte_tokenizer",
+    "fake_answer",
+]
+
+EOS = 256  # "<|im_end|>"
+IM_START = 257  # "<|im_start|>"
+BOS = 258  # "<s>"
+SPECIAL_TEXTS = {EOS: "<|im_end|>", IM_START: "<|im_start|>", BOS: "<s>"}
+FIRST_WORD = 259
+
+STEP_S = 0.01  # what one step takes on the engine's own clock
+
+
+def fake_answer(num_prompt_tokens: int, num_tokens: int) -> str:
+    """Return the text that FakeEngine generates when no script says otherwise."""
+    return "".join(chr(ord("a") + (num_prompt_tokens + i) % 26) for i in range(num_tokens))
+
+
+class ByteTokenizer:
+    """Token ids 0..255 are bytes, 256..258 are specials, and from 259 on come `words`.
+
+    `encode` never uses the words: they are there for scripts to generate.
+    """
+
+    bos_id = BOS
+    eos_ids = (EOS,)
+    adds_bos = False
+
+    def __init__(self, words: Sequence[str | bytes] = ()) -> None:
+        self._words = [w.encode() if isinstance(w, str) else w for w in words]
+        self.vocab_size = FIRST_WORD + len(self._words)
+
+    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool = False) -> list[int]:
+        ids = [BOS] if add_bos else []
+        while text:
+            found = [(text.find(s), i) for i, s in SPECIAL_TEXTS.items()] if parse_special else []
+            start, token_id = min(((at, i) for at, i in found if at >= 0), default=(len(text), -1))
+            ids.extend(text[:start].encode())
+            if token_id >= 0:
+                ids.append(token_id)
+                start += len(SPECIAL_TEXTS[token_id])
+            text = text[start:]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        shown = (
+            SPECIAL_TEXTS[i].encode()
+            if i in SPECIAL_TEXTS and not skip_special
+            else self.token_bytes(i)
+            for i in ids
+        )
+        return b"".join(shown).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return b"" if token_id < FIRST_WORD else self._words[token_id - FIRST_WORD]
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in SPECIAL_TEXTS
+
+
+def byte_tokenizer(*words: str | bytes) -> ByteTokenizer:
+    return ByteTokenizer(words)
+
+
+class ByteChatTemplate:
+    """A message is ``<|im_start|>role\\ncontent<|im_end|>\\n``; then ``<|im_start|>assistant\\n``.
+
+    So one message of role r and content c costs 4 + len(r) + len(c) tokens in UTF-8 bytes
+    (two specials, two line feeds), and the generation prompt costs 11.
+    """
+
+    def encode(
+        self,
+        tokenizer: ByteTokenizer,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        ids: list[int] = []
+        for message in messages:
+            if message.content == "refuse":
+                raise ValueError("the template refuses this conversation")
+            ids.append(IM_START)
+            ids.extend(tokenizer.encode(f"{message.role}\n{message.content}"))
+            ids.extend([EOS, ord("\n")])
+        if add_generation_prompt:
+            ids.append(IM_START)
+            ids.extend(tokenizer.encode("assistant\n"))
+        return ids
+
+
+@dataclass(eq=False)
+class _FakeRequest:
+    """One request inside the fake."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    script: tuple[int, ...] | None
+    stream: OutputStream
+    arrived_s: float
+    scheduled_s: float | None = None
+    token_times_s: list[float] = field(default_factory=list)
+
+    def next_token(self) -> int:
+        index = len(self.token_times_s)
+        if self.script is None:
+            return ord("a") + (len(self.prompt) + index) % 26
+        return self.script[index] if index < len(self.script) else EOS
+
+
+class FakeEngine:
+    """A TokenEngine without model, thread or jax: it steps on the event loop.
+
+    Answers: token i (from 0) of the answer to a prompt of P tokens is the letter
+    ``'a' + (P + i) % 26``, so the prompt "Hi!" (3 bytes) is answered by "defg…" without end,
+    until `max_tokens`. A script replaces this: `script(prompt, ids)` for one prompt,
+    `script_all(ids)` for every prompt; after the last scripted id comes EOS.
+
+    Steps: each step gives one token to each of the first `max_num_seqs` requests, in order of
+    arrival. Steps run by themselves, one per turn of the event loop, unless the gate is shut:
+    after `hold()` only `step(n)` makes progress, until `release()`.
+
+    Time: `clock()` starts at 100.0 and moves by STEP_S in each step, before its tokens appear.
+
+    Attributes:
+        submitted: (prompt, params) of every request so far.
+        salts: their cache salts.
+        num_aborts: requests that were left before their end.
+        num_cached_tokens: reported for every request.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 1024,
+        max_num_seqs: int = 64,
+        max_num_queued_requests: int = 64,
+        vocab_size: int = FIRST_WORD,
+    ) -> None:
+        self.limits = EngineLimits(
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            max_num_seqs=max_num_seqs,
+            max_num_queued_requests=max_num_queued_requests,
+            eos_token_ids=(EOS,),
+        )
+        self.is_ready = True
+        self.failure: str | None = None
+        self.submitted: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self.salts: list[str | None] = []
+        self.num_aborts = 0
+        self.num_cached_tokens = 0
+        self.num_steps = 0
+        self.generation_tokens = 0
+        self._requests: dict[str, _FakeRequest] = {}
+        self._scripts: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._default_script: tuple[int, ...] | None = None
+        self._held = False
+        self._step_is_due = False
+        self._stopping = False
+        self._changed = asyncio.Event()
+
+    # What TokenEngine asks for.
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+    ) -> OutputStream:
+        if self.failure is not None:
+            raise EngineDeadError(f"the engine has failed: {self.failure}")
+        if self._stopping or not self.is_ready:
+            raise EngineStoppingError("the engine accepts no requests")
+        prompt = tuple(prompt_token_ids)
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty", field="prompt")
+        if self.num_waiting >= self.limits.max_num_queued_requests:
+            raise QueueFullError("too many requests wait", retry_after_s=3.0)
+        request_id = f"r{len(self.submitted)}"
+        self.submitted.append((prompt, params))
+        self.salts.append(cache_salt)
+        stream = OutputStream(request_id, self._abort)
+        self._requests[request_id] = _FakeRequest(
+            request_id=request_id,
+            prompt=prompt,
+            params=params,
+            script=self._scripts.get(prompt, self._default_script),
+            stream=stream,
+            arrived_s=self.clock(),
+        )
+        self._changed.set()
+        self._plan_step()
+        return stream
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._requests) - self.num_waiting,
+            num_waiting=self.num_waiting,
+            num_blocks=100,
+            num_free_blocks=100 - len(self._requests),
+            block_size=16,
+            prompt_tokens=sum(len(prompt) for prompt, _ in self.submitted),
+            generation_tokens=self.generation_tokens,
+            num_steps=self.num_steps,
+        )
+
+    async def stop(self, *, drain_timeout_s: float) -> None:
+        self.is_ready = False
+        self._stopping = True
+        try:
+            async with asyncio.timeout(drain_timeout_s):
+                await self.wait_until(lambda: not self._requests)
+        except TimeoutError:
+            for request in list(self._requests.values()):
+                self._end(request, FinishReason.ABORT)
+
+    # What tests use.
+
+    @property
+    def num_active(self) -> int:
+        """Requests that have neither ended nor been aborted."""
+        return len(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(request.scheduled_s is None for request in self._requests.values())
+
+    def clock(self) -> float:
+        return 100.0 + self.num_steps * STEP_S
+
+    def script(self, prompt: str | Sequence[int], answer: str | Sequence[int]) -> None:
+        """Answer this prompt with these ids (text stands for its bytes), then EOS."""
+        self._scripts[_ids(prompt)] = _ids(answer)
+
+    def script_all(self, answer: str | Sequence[int]) -> None:
+        """Answer every prompt that has no script of its own with these ids, then EOS."""
+        self._default_script = _ids(answer)
+
+    def hold(self) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._plan_step()
+
+    def step(self, n: int = 1) -> None:
+        """Run steps now, whatever the gate says."""
+        for _ in range(n):
+            self._step()
+
+    async def wait_until(self, condition) -> None:
+        """Wait until the condition holds; it is looked at after each event in the engine."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_for_requests(self, n: int) -> None:
+        """Wait until so many requests have been submitted, counted from the beginning."""
+        await self.wait_until(lambda: len(self.submitted) >= n)
+
+    async def wait_until_idle(self) -> None:
+        await self.wait_until(lambda: not self._requests)
+
+    def fail_requests(self, error: str = "the step failed") -> None:
+        """End every request with an error; the engine lives on."""
+        for request in list(self._requests.values()):
+            self._end(request, FinishReason.ERROR, error=error)
+
+    def die(self, error: str = "the device is gone") -> None:
+        self.failure = error
+        self.is_ready = False
+        self.fail_requests("the engine has failed")
+
+    # Inside.
+
+    def _plan_step(self) -> None:
+        if self._requests and not self._held and not self._step_is_due:
+            self._step_is_due = True
+            asyncio.get_running_loop().call_soon(self._planned_step)
+
+    def _planned_step(self) -> None:
+        self._step_is_due = False
+        if not self._held:
+            self._step()
+            self._plan_step()
+
+    def _step(self) -> None:
+        self.num_steps += 1
+        for request in list(self._requests.values())[: self.limits.max_num_seqs]:
+            if request.scheduled_s is None:
+                request.scheduled_s = self.clock() - STEP_S
+            token = request.next_token()
+            request.token_times_s.append(self.clock())
+            self.generation_tokens += 1
+            stops = token in request.params.stop_token_ids
+            ends = stops or (token == EOS and not request.params.ignore_eos)
+            if ends and len(request.token_times_s) > request.params.min_tokens:
+                self._end(request, FinishReason.STOP, token)
+            elif len(request.token_times_s) >= request.params.max_tokens:
+                self._end(request, FinishReason.LENGTH, token)
+            else:
+                request.stream.put(self._output(request, (token,)))
+        self._changed.set()
+
+    def _output(
+        self,
+        request: _FakeRequest,
+        new_token_ids: tuple[int, ...],
+        reason: FinishReason | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        times = request.token_times_s
+        now = self.clock()
+        scheduled = now if request.scheduled_s is None else request.scheduled_s
+        timing = RequestTiming(
+            queue_s=scheduled - request.arrived_s,
+            prefill_s=times[0] - scheduled if times else 0.0,
+            decode_s=times[-1] - times[0] if times else 0.0,
+            ttft_s=times[0] - request.arrived_s if times else None,
+            e2e_s=now - request.arrived_s,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=0,
+        )
+        return RequestOutput(
+            request_id=request.request_id,
+            new_token_ids=new_token_ids,
+            new_token_times_s=tuple(times[len(times) - len(new_token_ids) :]),
+            num_cached_tokens=self.num_cached_tokens,
+            queue_s=timing.queue_s,
+            finish_reason=reason,
+            stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
+            error=error,
+            timing=timing if reason is not None else None,
+        )
+
+    def _end(
+        self,
+        request: _FakeRequest,
+        reason: FinishReason,
+        *last_tokens: int,
+        error: str | None = None,
+    ) -> None:
+        del self._requests[request.request_id]
+        request.stream.put(self._output(request, last_tokens, reason, error))
+        self._changed.set()
+
+    def _abort(self, request_id: str) -> None:
+        if self._requests.pop(request_id, None) is not None:
+            self.num_aborts += 1
+            self._changed.set()
+
+
+def _ids(text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
+    return tuple(text_or_ids.encode() if isinstance(text_or_ids, str) else text_or_ids)
