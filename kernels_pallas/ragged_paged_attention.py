@@ -1,0 +1,147 @@
+"""Attention over a paged KV cache for a packed batch of prefill chunks and decodes.
+
+The contract, its checks, and the choice of implementation. An implementation owns three things
+together, because they only make sense together: the layout of the KV cache, the write into it,
+and the attention over it. Today there is one, `reference` (XLA): it defines what is correct and
+is the CPU path. A GPU kernel joins it behind the same two functions.
+
+Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles, N query heads,
+K kv heads, H head dim.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from kernels_pallas import reference
+
+__all__ = [
+    "AttentionBatch",
+    "kv_cache_shape",
+    "ragged_paged_attention",
+    "write_kv",
+]
+
+
+class AttentionBatch(NamedTuple):
+    """Where the packed tokens of a step belong. A pytree of device arrays.
+
+    Attributes:
+        slot_mapping: slot (block * block_size + offset) of each token; padding goes to block 0.
+        query_start_loc: sequence s owns tokens [query_start_loc[s], query_start_loc[s + 1]).
+        seq_lens: tokens in cache after this step; 0 for padding rows.
+        block_tables: block ids of each sequence; entries past its length may hold anything.
+        num_decodes: leading sequences with exactly one query token; sequence s < num_decodes
+            therefore owns token s.
+        prefill_tiles: work_plan.plan_prefill_tiles of the rest.
+        num_prefill_tiles: rows of `prefill_tiles` in use.
+    """
+
+    slot_mapping: Int[Array, "T"]
+    query_start_loc: Int[Array, "S+1"]
+    seq_lens: Int[Array, "S"]
+    block_tables: Int[Array, "S M"]
+    num_decodes: Int[Array, ""]
+    prefill_tiles: Int[Array, "W 4"]
+    num_prefill_tiles: Int[Array, ""]
+
+
+def kv_cache_shape(
+    *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+) -> tuple[int, ...]:
+    """Return the shape of the one array that holds K and V of all layers.
+
+    Layer l's block b is row `l * num_blocks + b`, so that the cache is a single donated leaf.
+    """
+    return reference.kv_cache_shape(
+        num_layers=num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+
+
+def write_kv(
+    kv_cache: Array,
+    k_TKH: Float[Array, "T K H"],
+    v_TKH: Float[Array, "T K H"],
+    slot_mapping_T: Int[Array, "T"],
+    *,
+    first_block: int,
+) -> Array:
+    """Return the cache with K and V of the packed tokens at their slots, in place when donated.
+
+    Args:
+        kv_cache: as shaped by `kv_cache_shape`.
+        k_TKH, v_TKH: keys (after RoPE) and values; cast to the dtype of the cache.
+        slot_mapping_T: as in AttentionBatch.
+        first_block: row of this layer's block 0.
+    """
+    if k_TKH.shape != v_TKH.shape:
+        raise ValueError(f"k has shape {k_TKH.shape} but v has {v_TKH.shape}")
+    return reference.write_kv(kv_cache, k_TKH, v_TKH, slot_mapping_T, first_block=first_block)
+
+
+def ragged_paged_attention(
+    q_TNH: Float[Array, "T N H"],
+    kv_cache: Array,
+    batch: AttentionBatch,
+    *,
+    first_block: int,
+    num_kv_heads: int,
+    scale: float,
+    decode_only: bool = False,
+) -> Float[Array, "T N H"]:
+    """Return causal attention of every packed token over its own sequence.
+
+    The K and V of the packed tokens must have been written before. The result for a token
+    depends only on its sequence, bit by bit: not on its neighbours, on the bucket, or on how
+    its prompt was cut into chunks.
+
+    Args:
+        q_TNH: queries after RoPE; padding rows may hold anything finite.
+        kv_cache: as shaped by `kv_cache_shape`.
+        batch: where the tokens belong.
+        first_block: row of this layer's block 0.
+        num_kv_heads: K; N must be a multiple of it.
+        scale: factor on the scores, usually H ** -0.5.
+        decode_only: promise that every sequence has one query token; smaller program.
+
+    Returns:
+        Outputs in the dtype of q; padding rows are finite.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit together.
+    """
+    num_tokens, num_heads, head_dim = q_TNH.shape
+    num_seqs = batch.seq_lens.shape[0]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} kv heads")
+    if kv_cache.shape[-1] != head_dim:
+        raise ValueError(f"the cache has head dim {kv_cache.shape[-1]}, the queries {head_dim}")
+    if num_tokens < num_seqs:
+        raise ValueError(f"{num_tokens} packed tokens cannot hold {num_seqs} sequences")
+    if batch.query_start_loc.shape != (num_seqs + 1,):
+        raise ValueError(
+            f"query_start_loc has shape {batch.query_start_loc.shape}, expected ({num_seqs + 1},)"
+        )
+    return reference.ragged_paged_attention(
+        q_TNH,
+        kv_cache,
+        batch.seq_lens,
+        batch.block_tables,
+        batch.num_decodes,
+        batch.prefill_tiles,
+        batch.num_prefill_tiles,
+        first_block=first_block,
+        num_kv_heads=num_kv_heads,
+        scale=scale,
+        decode_only=decode_only,
+    )
+
+
+def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """Return an empty cache. Zeros, because garbage in block tails must stay finite."""
+    return jax.numpy.zeros(shape, dtype)

@@ -1,0 +1,234 @@
+"""Ragged paged attention in plain XLA: the definition of correct, and the CPU path.
+
+Flash-style online softmax over KV tiles of a fixed size in a fixed order, with decodes as a
+dense batch and prefill chunks as query tiles. Two rules make the result of a token independent
+of everything but its own sequence, bit by bit:
+
+* every sum over context runs inside a tile of `KV_TILE` tokens, and tiles are added in order;
+* every reduction is a matrix product with at least two rows on the left. XLA's CPU products
+  give a row the same bits whatever the number of rows, from two rows on (measured; a test holds
+  it), while its plain reductions are ordered by the fusion that they end up in.
+
+Cache layout: [layers * blocks, 2, K, block_size, H], 0 = K and 1 = V. The tokens of one
+(block, head) are contiguous: one stream of cache lines here, one TMA box on a GPU.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas.work_plan import QUERY_TILE
+
+__all__ = ["KV_TILE", "kv_cache_shape", "ragged_paged_attention", "write_kv"]
+
+# Context tokens per step of the online softmax. Every block size divides it.
+KV_TILE = 128
+
+# Decode sequences that are attended to together; bounds the gathered KV of one iteration.
+DECODE_GROUP = 16
+
+# A masked score. Finite, so that a row without any valid key gives 0 / 1 and not NaN.
+MASKED = -1e30
+
+# Columns of the ones that turn a row sum into a product.
+SUM_COLUMNS = 8
+
+
+def kv_cache_shape(
+    *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+) -> tuple[int, ...]:
+    """Return the cache shape; see the module docstring."""
+    if block_size < 1 or KV_TILE % block_size:
+        raise ValueError(f"block_size {block_size} must divide {KV_TILE}")
+    return (num_layers * num_blocks, 2, num_kv_heads, block_size, head_dim)
+
+
+def write_kv(
+    kv_cache: Array,
+    k_TKH: Float[Array, "T K H"],
+    v_TKH: Float[Array, "T K H"],
+    slot_mapping_T: Int[Array, "T"],
+    *,
+    first_block: int,
+) -> Array:
+    """Scatter K and V to their slots. Padding tokens share block 0, whose content is never read."""
+    block_size = kv_cache.shape[3]
+    kv_T2KH = jnp.stack([k_TKH, v_TKH], axis=1).astype(kv_cache.dtype)
+    blocks_T = slot_mapping_T // block_size + first_block
+    return kv_cache.at[blocks_T, :, :, slot_mapping_T % block_size, :].set(
+        kv_T2KH, mode="promise_in_bounds"
+    )
+
+
+def ragged_paged_attention(
+    q_TNH: Float[Array, "T N H"],
+    kv_cache: Array,
+    seq_lens: Int[Array, "S"],
+    block_tables: Int[Array, "S M"],
+    num_decodes: Int[Array, ""],
+    prefill_tiles: Int[Array, "W 4"],
+    num_prefill_tiles: Int[Array, ""],
+    *,
+    first_block: int,
+    num_kv_heads: int,
+    scale: float,
+    decode_only: bool,
+) -> Float[Array, "T N H"]:
+    """Attend; the arguments are those of the contract, unpacked."""
+    num_tokens, num_heads, head_dim = q_TNH.shape
+    group_size = num_heads // num_kv_heads
+    # One row on the left would take another code path with other rounding: add a zero row.
+    padded_group_size = max(group_size, 2)
+    q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(kv_cache.dtype)
+    q_TKGH = q_TKGH.reshape(num_tokens, num_kv_heads, group_size, head_dim)
+    q_TKGH = jnp.pad(q_TKGH, ((0, 0), (0, 0), (0, padded_group_size - group_size), (0, 0)))
+    # Whole tiles only: pad the tables to a multiple of a tile's blocks.
+    tile_blocks = KV_TILE // kv_cache.shape[3]
+    tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % tile_blocks)))
+    tables = tables + first_block
+
+    out_TKGH = _decode(q_TKGH, kv_cache, seq_lens, tables, num_decodes)
+    if not decode_only:
+        out_TKGH = _prefill(
+            q_TKGH, kv_cache, tables, prefill_tiles, num_prefill_tiles, out_TKGH
+        )
+    return out_TKGH[:, :, :group_size].reshape(num_tokens, num_heads, head_dim).astype(q_TNH.dtype)
+
+
+def _decode(
+    q_TKGH: Array, kv_cache: Array, seq_lens: Array, tables: Array, num_decodes: Array
+) -> Array:
+    """Attend for sequences s < num_decodes, whose only query is token s, group by group.
+
+    Returns f32[T, K, G, H]; rows of other tokens are zero.
+    """
+    num_seqs = seq_lens.shape[0]
+    group = min(DECODE_GROUP, num_seqs)
+    # Groups are whole because S is a power of two or below one group; see the bucket rules.
+    padding = -num_seqs % group
+    lens = jnp.pad(jnp.where(jnp.arange(num_seqs) < num_decodes, seq_lens, 0), (0, padding))
+    tables = jnp.pad(tables, ((0, padding), (0, 0)))
+    out = jnp.zeros(q_TKGH.shape, jnp.float32)
+
+    def attend(index: Array, out: Array) -> Array:
+        first = index * group
+        q = lax.dynamic_slice_in_dim(q_TKGH, first, group)
+        group_lens = lax.dynamic_slice_in_dim(lens, first, group)
+        group_tables = lax.dynamic_slice_in_dim(tables, first, group)
+        result = _online_softmax(
+            q,
+            kv_cache,
+            group_tables,
+            last_position=group_lens[:, None] - 1,
+            num_keys=jnp.max(group_lens),
+        )
+        return lax.dynamic_update_slice_in_dim(out, result, first, axis=0)
+
+    return lax.fori_loop(0, (num_decodes + group - 1) // group, attend, out)
+
+
+def _prefill(
+    q_TKGH: Array,
+    kv_cache: Array,
+    tables: Array,
+    prefill_tiles: Array,
+    num_prefill_tiles: Array,
+    out_TKGH: Array,
+) -> Array:
+    """Attend for the query tiles, in packed order, and put the rows into `out`.
+
+    A tile writes all its QUERY_TILE rows. Rows past its own tokens belong to later tiles, which
+    overwrite them, or to padding.
+    """
+    num_tokens, num_kv_heads, group_size, head_dim = q_TKGH.shape
+    q_padded = jnp.pad(q_TKGH, ((0, QUERY_TILE), (0, 0), (0, 0), (0, 0)))
+    out_padded = jnp.pad(out_TKGH, ((0, QUERY_TILE), (0, 0), (0, 0), (0, 0)))
+
+    def attend(index: Array, out: Array) -> Array:
+        seq, first_token, first_position, num_queries = prefill_tiles[index]
+        q = lax.dynamic_slice_in_dim(q_padded, first_token, QUERY_TILE)
+        # The rows of a kv head: queries x group, as one left operand.
+        q = q.transpose(1, 0, 2, 3).reshape(1, num_kv_heads, QUERY_TILE * group_size, head_dim)
+        positions = first_position + jnp.arange(QUERY_TILE)
+        result = _online_softmax(
+            q,
+            kv_cache,
+            lax.dynamic_slice_in_dim(tables, seq, 1),
+            last_position=jnp.repeat(positions, group_size)[None],
+            num_keys=first_position + num_queries,
+        )
+        result = result.reshape(num_kv_heads, QUERY_TILE, group_size, head_dim)
+        return lax.dynamic_update_slice_in_dim(
+            out, result.transpose(1, 0, 2, 3), first_token, axis=0
+        )
+
+    return lax.fori_loop(0, num_prefill_tiles, attend, out_padded)[:num_tokens]
+
+
+def _online_softmax(
+    q_BKRH: Array,
+    kv_cache: Array,
+    tables_BM: Array,
+    *,
+    last_position: Array,
+    num_keys: Array,
+) -> Array:
+    """Attend R query rows of B sequences to the first `num_keys` positions of their contexts.
+
+    Args:
+        q_BKRH: scaled queries, in the dtype of the cache.
+        kv_cache: the whole cache.
+        tables_BM: rows of the cache, M a multiple of a tile's blocks.
+        last_position: i32[B, 1 or R], the last position that a row may see.
+        num_keys: positions to visit; rounded up to whole tiles.
+
+    Returns:
+        f32[B, K, R, H]; rows that may see nothing are finite.
+    """
+    num_seqs, num_kv_heads, num_rows, head_dim = q_BKRH.shape
+    block_size = kv_cache.shape[3]
+    tile_blocks = KV_TILE // block_size
+    # [rows of (block, K or V, head), block_size * H]: one contiguous slice per gathered row.
+    flat = kv_cache.reshape(-1, block_size * head_dim)
+    heads = jnp.arange(num_kv_heads)[None, :, None]
+    ones = jnp.ones((SUM_COLUMNS, KV_TILE), jnp.float32)
+
+    def gather(blocks: Array, which: int) -> Array:
+        index = (blocks[:, None, :] * 2 + which) * num_kv_heads + heads
+        rows = flat.at[index].get(mode="promise_in_bounds")
+        return rows.reshape(num_seqs, num_kv_heads, KV_TILE, head_dim)
+
+    def visit(tile: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        running_max, total, out = carry
+        blocks = lax.dynamic_slice_in_dim(tables_BM, tile * tile_blocks, tile_blocks, axis=1)
+        scores = _product("bkrh,bkch->bkrc", q_BKRH, gather(blocks, 0))
+        positions = tile * KV_TILE + jnp.arange(KV_TILE)
+        visible = positions <= last_position[:, :, None]
+        scores = jnp.where(visible[:, None], scores, MASKED)
+        new_max = jnp.maximum(running_max, scores.max(-1))
+        weights = jnp.where(visible[:, None], jnp.exp(scores - new_max[..., None]), 0.0)
+        decay = jnp.exp(running_max - new_max)
+        tile_total = _product("bkrc,xc->bkrx", weights, ones)[..., 0]
+        tile_out = _product("bkrc,bkch->bkrh", weights.astype(kv_cache.dtype), gather(blocks, 1))
+        return new_max, total * decay + tile_total, out * decay[..., None] + tile_out
+
+    rows = (num_seqs, num_kv_heads, num_rows)
+    start = (
+        jnp.full(rows, MASKED, jnp.float32),
+        jnp.zeros(rows, jnp.float32),
+        jnp.zeros((*rows, head_dim), jnp.float32),
+    )
+    num_tiles = (num_keys + KV_TILE - 1) // KV_TILE
+    _, total, out = lax.fori_loop(0, num_tiles, visit, start)
+    return out / jnp.maximum(total, 1e-30)[..., None]
+
+
+def _product(equation: str, left: Array, right: Array) -> Array:
+    """Einsum with f32 accumulation; f32 operands are not rounded on any platform."""
+    return jnp.einsum(
+        equation,
+        left,
+        right,
+        preferred_element_type=jnp.float32,
+        precision=lax.Precision.HIGHEST if left.dtype == jnp.float32 else None,
+    )

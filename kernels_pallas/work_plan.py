@@ -1,0 +1,56 @@
+"""What the attention of one step has to do, decided once on the host and shared by all layers.
+
+Sequences with one query token (decodes) come first in the packed batch, so that they are a
+dense array; the others (prefill chunks) are cut into query tiles of a fixed size.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PREFILL_TILE_FIELDS", "QUERY_TILE", "max_prefill_tiles", "plan_prefill_tiles"]
+
+# Query tokens per prefill tile.
+QUERY_TILE = 64
+
+# Columns of a prefill tile: sequence, first packed token, its position, query tokens.
+PREFILL_TILE_FIELDS = 4
+
+
+def max_prefill_tiles(num_tokens: int, num_seqs: int) -> int:
+    """Return the most tiles that T packed tokens of S sequences can need."""
+    return num_tokens // QUERY_TILE + min(num_seqs, num_tokens)
+
+
+def plan_prefill_tiles(
+    query_start_loc: NDArray[np.int32],
+    seq_lens: NDArray[np.int32],
+    num_decodes: int,
+    out: NDArray[np.int32],
+) -> int:
+    """Cut the query tokens of sequences `num_decodes`.. into tiles.
+
+    Args:
+        query_start_loc: i32[S + 1] for the real sequences.
+        seq_lens: i32[S], tokens in cache after this step.
+        num_decodes: leading sequences that have exactly one query token.
+        out: i32[W, 4], filled from the top, in packed order.
+
+    Returns:
+        The number of tiles.
+    """
+    starts = query_start_loc[num_decodes:-1]
+    query_lens = query_start_loc[num_decodes + 1 :] - starts
+    if len(starts) == 0:
+        return 0
+    first_positions = seq_lens[num_decodes:] - query_lens
+    tiles_per_seq = -(-query_lens // QUERY_TILE)
+    num_tiles = int(tiles_per_seq.sum())
+    seq = np.repeat(np.arange(len(starts)), tiles_per_seq)
+    # Offset of each tile inside its sequence's chunk.
+    before = np.cumsum(tiles_per_seq) - tiles_per_seq
+    offset = (np.arange(num_tiles) - np.repeat(before, tiles_per_seq)) * QUERY_TILE
+    out[:num_tiles, 0] = seq + num_decodes
+    out[:num_tiles, 1] = starts[seq] + offset
+    out[:num_tiles, 2] = first_positions[seq] + offset
+    out[:num_tiles, 3] = np.minimum(query_lens[seq] - offset, QUERY_TILE)
+    return num_tiles
