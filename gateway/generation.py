@@ -4,14 +4,19 @@ Everything that speaks a wire format (OpenAI HTTP, SSE, the native websocket) de
 `GenerationRequest` and reads `TextDelta`s; nothing below this module knows a wire format.
 """
 
-# INTERFACE, agreed between the authors of the gateway's parts; bodies follow.
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
-
-from gateway.text_codec import ChatMessage
+from gateway.config import GatewayConfig
+from gateway.detokenizer import Detokenizer, StopStrings
+from gateway.errors import GatewayError, InvalidRequest, Unavailable, from_engine_error
+from gateway.metrics import Metrics
+from gateway.prompts import Prompt, PromptEncoder, context_overflow
+from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer
+from gateway.text_stream import FinishReason, TextDelta, TextFinish, TextStream, Usage
+from gateway.timing import Timing
+from jaxengine.errors import EngineError
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenEngine
 
@@ -28,7 +33,7 @@ __all__ = [
     "Usage",
 ]
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+MAX_CACHE_SALT_LENGTH = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +47,7 @@ class GenerationRequest:
         Others: as in SamplingParams.
     """
 
-    prompt: str | tuple[int, ...] | tuple[ChatMessage, ...]
+    prompt: Prompt
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -66,99 +71,175 @@ class PreparedGeneration:
     params: SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """Seconds, as in jaxengine.outputs.RequestTiming, plus inter-token latencies.
-
-    ITL values are None when fewer than two tokens were generated.
-    """
-
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-    ttft_s: float | None
-    e2e_s: float
-    itl_mean_s: float | None
-    itl_p50_s: float | None
-    itl_p99_s: float | None
-    itl_max_s: float | None
-    num_preemptions: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextFinish:
-    """How a generation ended.
-
-    Attributes:
-        stop_reason: the stop string or stop token id that ended it; None for EOS and the rest.
-        error: one line for the client when reason is "error".
-    """
-
-    reason: FinishReason
-    stop_reason: str | int | None
-    usage: Usage
-    timing: Timing
-    error: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextDelta:
-    """New text since the last delta; the last one carries `finish` (its text may be empty)."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish: TextFinish | None = None
-
-
-class TextStream:
-    """Deltas of one generation: ``async with generator.start(p) as s: async for delta in s``.
-
-    Leaving the block early aborts the request. Exactly one delta carries `finish`, and it is the last.
-    Joined texts equal the decoded answer, cut before the first stop string.
-    """
-
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-    def __aiter__(self) -> AsyncIterator[TextDelta]: ...
-    async def __anext__(self) -> TextDelta: ...
-
-    def cancel(self) -> None:
-        """End the generation: the iteration then yields what is left and a finish "cancelled" with usage so far.
-
-        Idempotent; does nothing after the end.
-        """
-
-
 class TextGenerator:
-    """Turns `GenerationRequest`s into `TextStream`s on one engine and one tokenizer."""
+    """Turns `GenerationRequest`s into `TextStream`s on one engine and one tokenizer.
 
-    # __init__(self, engine: TokenEngine, tokenizer: Tokenizer, chat_template: ChatTemplate | None,
-    #          *, metrics: Metrics, max_tokenize_chars...: see gateway/config.py)
+    Owns: the tokenizer threads; `close` ends them. Never: the engine, which others start and stop.
 
-    engine: TokenEngine
+    Args:
+        chat_template: None for a model that only completes text.
+        clock: the clock of the engine's token times.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        tokenizer: TextTokenizer,
+        chat_template: ChatRenderer | None,
+        *,
+        config: GatewayConfig,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self._encoder = PromptEncoder(
+            tokenizer,
+            chat_template,
+            num_threads=config.tokenizer_threads,
+            max_concurrent=config.max_concurrent_prepares,
+        )
+
+    def close(self) -> None:
+        self._encoder.close()
 
     async def prepare(self, request: GenerationRequest) -> PreparedGeneration:
         """Check the limits, render the template, and tokenize, off the event loop.
 
+        Cancelling is safe.
+
         Raises:
-            gateway.errors.InvalidRequest: with `param` naming the field (status 400).
+            gateway.errors.GatewayError: InvalidRequest with `param` naming the field, Overloaded
+                when too many prompts wait for this, Unavailable when the engine takes no requests.
         """
+        try:
+            return await self._prepare(request)
+        except GatewayError as exc:
+            self._count_rejection(exc)
+            raise
 
     def start(self, prepared: PreparedGeneration) -> TextStream:
         """Submit to the engine at once.
 
         Raises:
-            gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503), InvalidRequest.
+            gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503),
+                InvalidRequest.
         """
+        try:
+            outputs = self.engine.submit(
+                prepared.prompt_token_ids, prepared.params, cache_salt=prepared.request.cache_salt
+            )
+        except EngineError as exc:
+            error = from_engine_error(exc)
+            self._count_rejection(error)
+            raise error from exc
+        request = prepared.request
+        return TextStream(
+            outputs,
+            num_prompt_tokens=len(prepared.prompt_token_ids),
+            detokenizer=Detokenizer(self._tokenizer.token_bytes),
+            stops=StopStrings(request.stop, include=request.include_stop_str_in_output),
+            eos_token_ids=self.engine.limits.eos_token_ids,
+            metrics=self._metrics,
+            clock=self._clock,
+        )
+
+    async def tokenize(
+        self, prompt: Prompt, *, max_tokens: int, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Return the token ids of a prompt, as `prepare` would make them.
+
+        Raises:
+            gateway.errors.GatewayError: as `prepare`.
+        """
+        return await self._encoder.encode(
+            prompt,
+            max_tokens=max_tokens,
+            bound="are tokenized at a time",
+            vocab_size=self.engine.limits.vocab_size,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """Return the text of these ids, special tokens included.
+
+        Raises:
+            gateway.errors.GatewayError: as `prepare`.
+        """
+        return await self._encoder.run(self._tokenizer.decode, token_ids, skip_special=False)
+
+    async def _prepare(self, request: GenerationRequest) -> PreparedGeneration:
+        if not self.engine.is_ready:
+            raise Unavailable("the engine accepts no requests now", code="not_ready")
+        limits = self.engine.limits
+        self._check_strings(request)
+        params = self._sampling_params(request)
+        ids = await self._encoder.encode(
+            request.prompt,
+            max_tokens=limits.max_model_len - 1,
+            bound=f"fit, because the context of {limits.max_model_len} also holds the answer",
+            vocab_size=limits.vocab_size,
+        )
+        room = limits.max_model_len - len(ids)
+        if request.max_tokens is None:
+            params = _engine_checked(lambda: replace(params, max_tokens=room))
+        elif request.max_tokens > room:
+            raise context_overflow(
+                f"the prompt has {len(ids)} tokens and max_tokens is {request.max_tokens}, "
+                f"together more than the context of {limits.max_model_len}",
+                param="max_tokens",
+            )
+        return PreparedGeneration(request=request, prompt_token_ids=ids, params=params)
+
+    def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
+        limits = self.engine.limits
+        most = limits.max_model_len if request.max_tokens is None else request.max_tokens
+        if not all(0 <= i < limits.vocab_size for i in request.stop_token_ids):
+            raise InvalidRequest(
+                f"stop_token_ids must be from 0 to {limits.vocab_size - 1}",
+                param="stop_token_ids",
+            )
+        return _engine_checked(
+            lambda: SamplingParams(
+                max_tokens=most,
+                min_tokens=request.min_tokens,
+                temperature=request.temperature,
+                top_k=request.top_k,
+                top_p=request.top_p,
+                min_p=request.min_p,
+                seed=request.seed,
+                stop_token_ids=request.stop_token_ids,
+                ignore_eos=request.ignore_eos,
+            )
+        )
+
+    def _check_strings(self, request: GenerationRequest) -> None:
+        config = self._config
+        if len(request.stop) > config.max_stop_strings:
+            raise InvalidRequest(
+                f"stop may hold at most {config.max_stop_strings} strings", param="stop"
+            )
+        if not all(0 < len(stop) <= config.max_stop_string_length for stop in request.stop):
+            raise InvalidRequest(
+                f"each stop string must have 1 to {config.max_stop_string_length} characters",
+                param="stop",
+            )
+        if request.cache_salt is not None and len(request.cache_salt) > MAX_CACHE_SALT_LENGTH:
+            raise InvalidRequest(
+                f"cache_salt may have at most {MAX_CACHE_SALT_LENGTH} characters",
+                param="cache_salt",
+            )
+
+    def _count_rejection(self, error: GatewayError) -> None:
+        self._metrics.count_rejection(error.code or error.type)
+
+
+def _engine_checked[T](make: Callable[[], T]) -> T:
+    """Build a value of the engine's, with its complaints as ours."""
+    try:
+        return make()
+    except EngineError as exc:
+        raise from_engine_error(exc) from exc

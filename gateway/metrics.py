@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from gateway.config import METRICS_PREFIX
+from gateway.timing import Timing
 from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
 
 __all__ = ["Metrics", "Outcome"]
@@ -123,24 +124,20 @@ class Metrics:
         *,
         prompt_tokens: int,
         completion_tokens: int,
-        queue_s: float,
-        prefill_s: float,
-        decode_s: float,
-        ttft_s: float | None,
-        e2e_s: float,
+        timing: Timing,
     ) -> None:
         """Count one request that ended, once. Latencies of its tokens are observed as they come."""
         self._finished.labels(**self._labels, finished_reason=outcome).inc()
         self._request_prompt_tokens.observe(prompt_tokens)
         self._request_generation_tokens.observe(completion_tokens)
-        self._queue.observe(queue_s)
-        self._e2e.observe(e2e_s)
-        if ttft_s is not None:
-            self._ttft.observe(ttft_s)
-            self._prefill.observe(prefill_s)
-            self._decode.observe(decode_s)
+        self._queue.observe(timing.queue_s)
+        self._e2e.observe(timing.e2e_s)
+        if timing.ttft_s is not None:
+            self._ttft.observe(timing.ttft_s)
+            self._prefill.observe(timing.prefill_s)
+            self._decode.observe(timing.decode_s)
         if completion_tokens > 1:
-            self._tpot.observe(decode_s / (completion_tokens - 1))
+            self._tpot.observe(timing.decode_s / (completion_tokens - 1))
 
     def observe_inter_token_latency(self, seconds: float) -> None:
         self._itl.observe(seconds)

@@ -26,8 +26,7 @@ class OutputStream:
         self._abort = abort
         self._pending: RequestOutput | None = None
         self._wakeup = asyncio.Event()
-        self._ended = False  # the last output has arrived
-        self._consumed = False  # ... and was handed to the reader
+        self._ended = False  # nothing more will come
 
     def put(self, output: RequestOutput) -> None:
         """Add an output. Called on the event loop only; ignored after the last one."""
@@ -38,10 +37,12 @@ class OutputStream:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Abort the request unless it has ended. Idempotent and never blocks."""
+        """Abort the request unless it has ended. Idempotent and never blocks.
+
+        What has arrived before can still be read; then the iteration ends.
+        """
         if not self._ended:
-            self._ended = self._consumed = True
-            self._pending = None
+            self._ended = True
             self._wakeup.set()
             self._abort(self.request_id)
 
@@ -62,10 +63,9 @@ class OutputStream:
     async def __anext__(self) -> RequestOutput:
         """Return all that is new. Cancelling is safe: no token is lost."""
         while self._pending is None:
-            if self._consumed:
+            if self._ended:
                 raise StopAsyncIteration
             self._wakeup.clear()
             await self._wakeup.wait()
         output, self._pending = self._pending, None
-        self._consumed = output.finished
         return output

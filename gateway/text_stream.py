@@ -1,0 +1,217 @@
+"""The answer of one request, as text: deltas, and how it ended."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from gateway.detokenizer import Detokenizer, StopStrings
+from gateway.errors import sanitize
+from gateway.metrics import Metrics
+from gateway.timing import TimeKeeper, Timing
+from jaxengine.output_stream import OutputStream
+from jaxengine.outputs import FinishReason as EngineFinish
+from jaxengine.outputs import RequestOutput, RequestTiming
+
+__all__ = ["FinishReason", "TextDelta", "TextFinish", "TextStream", "Usage"]
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Tokens of one generation; `cached_tokens` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextFinish:
+    """How a generation ended.
+
+    Attributes:
+        stop_reason: the stop string or stop token id that ended it; None for EOS and the rest.
+        error: one line for the client when reason is "error".
+    """
+
+    reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    timing: Timing
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextDelta:
+    """New text since the last delta; the last one carries `finish` (its text may be empty)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: TextFinish | None = None
+
+
+class TextStream:
+    """Deltas of one generation: ``async with generator.start(p) as s: async for delta in s``.
+
+    Leaving the block early aborts the request. Exactly one delta carries `finish`, and it is the
+    last. Joined texts equal the decoded answer, cut before the first stop string. No delta is
+    empty, except that the last one may have no text. While nobody reads, deltas merge.
+    """
+
+    def __init__(
+        self,
+        outputs: OutputStream,
+        *,
+        num_prompt_tokens: int,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        eos_token_ids: tuple[int, ...],
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._outputs = outputs
+        self._num_prompt_tokens = num_prompt_tokens
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._eos_token_ids = eos_token_ids
+        self._metrics = metrics
+        self._clock = clock
+        self._times = TimeKeeper(clock())
+        self._num_tokens = 0
+        self._num_cached_tokens = 0
+        self._unsent_ids: list[int] = []
+        self._ended = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._outputs.close()
+        if not self._ended:
+            self._finish("cancelled")
+
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        """Return what is new. Cancelling is safe: no text is lost."""
+        while not self._ended:
+            try:
+                output = await anext(self._outputs)
+            except StopAsyncIteration:  # after `cancel`
+                return self._last_delta("", "cancelled")
+            delta = self._read(output)
+            if delta is not None:
+                return delta
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """End the generation; what is left can be read, and then a finish "cancelled".
+
+        Idempotent; does nothing after the end.
+        """
+        self._outputs.close()
+
+    def _read(self, output: RequestOutput) -> TextDelta | None:
+        """Take in what the engine has produced; None while there is nothing to show."""
+        self._num_cached_tokens = output.num_cached_tokens
+        self._times.note(output)
+        text = ""
+        for token_id, time_s in zip(output.new_token_ids, output.new_token_times_s, strict=True):
+            self._num_tokens += 1
+            self._unsent_ids.append(token_id)
+            latency_s = self._times.add_token(time_s)
+            if latency_s is not None:
+                self._metrics.observe_inter_token_latency(latency_s)
+            if self._is_silent(token_id, output):
+                continue
+            text += self._stops.push(self._detokenizer.push(token_id))
+            if self._stops.matched is not None:
+                # The engine knows no stop strings: leaving is how it learns.
+                self._outputs.close()
+                return self._last_delta(text, "stop", stop_reason=self._stops.matched)
+        if output.finish_reason is not None:
+            return self._end_as_engine(text, output, output.finish_reason)
+        if not text:
+            return None
+        return TextDelta(text=text, token_ids=self._take_ids())
+
+    def _is_silent(self, token_id: int, output: RequestOutput) -> bool:
+        """Whether the token only ends the answer, as EOS and stop tokens do."""
+        return token_id == output.stop_token_id and not (
+            self._stops.include and token_id not in self._eos_token_ids
+        )
+
+    def _end_as_engine(self, text: str, output: RequestOutput, reason: EngineFinish) -> TextDelta:
+        match reason:
+            case EngineFinish.STOP:
+                token_id = output.stop_token_id
+                shown = None if token_id in self._eos_token_ids else token_id
+                return self._last_delta(text, "stop", stop_reason=shown, timing=output.timing)
+            case EngineFinish.LENGTH:
+                return self._last_delta(text, "length", timing=output.timing)
+            case EngineFinish.ABORT:
+                error = "the server stopped before the answer was complete"
+                return self._last_delta(text, "error", timing=output.timing, error=error)
+            case EngineFinish.ERROR:
+                error = sanitize(output.error or "the engine failed")
+                return self._last_delta(text, "error", timing=output.timing, error=error)
+
+    def _last_delta(
+        self,
+        text: str,
+        reason: FinishReason,
+        *,
+        stop_reason: str | int | None = None,
+        timing: RequestTiming | None = None,
+        error: str | None = None,
+    ) -> TextDelta:
+        """Flush what was held back (a stop string may still appear in it) and finish."""
+        if self._stops.matched is None:
+            text += self._stops.push(self._detokenizer.flush())
+            if self._stops.matched is None:
+                text += self._stops.flush()
+            elif reason in ("stop", "length"):
+                reason, stop_reason = "stop", self._stops.matched
+        finish = self._finish(reason, stop_reason=stop_reason, timing=timing, error=error)
+        return TextDelta(text=text, token_ids=self._take_ids(), finish=finish)
+
+    def _finish(
+        self,
+        reason: FinishReason,
+        *,
+        stop_reason: str | int | None = None,
+        timing: RequestTiming | None = None,
+        error: str | None = None,
+    ) -> TextFinish:
+        """Mark the end and count it; called exactly once."""
+        self._ended = True
+        finish = TextFinish(
+            reason=reason,
+            stop_reason=stop_reason,
+            usage=Usage(
+                prompt_tokens=self._num_prompt_tokens,
+                completion_tokens=self._num_tokens,
+                cached_tokens=self._num_cached_tokens,
+            ),
+            timing=self._times.finish(self._clock(), timing),
+            error=error,
+        )
+        self._metrics.observe_request(
+            "abort" if reason == "cancelled" else reason,
+            prompt_tokens=finish.usage.prompt_tokens,
+            completion_tokens=finish.usage.completion_tokens,
+            timing=finish.timing,
+        )
+        return finish
+
+    def _take_ids(self) -> tuple[int, ...]:
+        ids, self._unsent_ids = tuple(self._unsent_ids), []
+        return ids
