@@ -84,6 +84,11 @@ class TextStream:
         self._unsent_ids: list[int] = []
         self._ended = False
 
+    @property
+    def request_id(self) -> str:
+        """The engine's name for the request."""
+        return self._outputs.request_id
+
     async def __aenter__(self) -> Self:
         return self
 
