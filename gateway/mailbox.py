@@ -104,7 +104,7 @@ class Outbox:
             self._mark_ready(stream_id, mailbox)
 
     def put_last(self, stream_id: str, message: Done | Error) -> None:
-        """End an open stream; the writer fills in the `seq` of a `done`. Ignored after the first."""
+        """End an open stream, once; the `seq` of a `done` is filled in when it is taken."""
         mailbox = self._mailboxes.get(stream_id)
         if mailbox is not None and mailbox.last is None:
             mailbox.last = message

@@ -249,10 +249,9 @@ class StreamConnection:
     def _last_message(self, stream: _Stream, finish: TextFinish) -> Done | Error:
         stream_id = stream.start.id
         if finish.reason == "error":
-            return Error.of(InternalError(finish.error or "the generation failed"), stream_id)
-        if finish.reason == "cancelled" and not stream.cancelled:
-            stopped = Unavailable("the server is shutting down", code="shutting_down")
-            return Error.of(stopped, stream_id)
+            message = finish.error or "the generation failed"
+            is_alive = self._generator.engine.is_ready  # else it drains, or has failed for good
+            return Error.of(InternalError(message) if is_alive else Unavailable(message), stream_id)
         usage, timing = finish.usage, finish.timing
         return Done(
             id=stream_id,
@@ -351,7 +350,7 @@ class StreamConnection:
         return False
 
     async def _close_and_cut(self, code: int, reason: bytes) -> None:
-        """Leave a close frame for a client that may yet read it; then end the connection by force."""
+        """Leave a close frame for a client that may yet read it; then drop the connection."""
         with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(self._config.ws_close_timeout_s):
                 await self._ws.close(code=code, message=reason, drain=False)
@@ -383,8 +382,8 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     """Serve `GET /v1/stream`.
 
     Raises:
-        GatewayError: before the upgrade, when there is no upgrade, no known subprotocol (400), or no
-            room for another connection (503).
+        GatewayError: before the upgrade, when none is asked for, no subprotocol is known (400),
+            or there is no room for another connection (503).
     """
     config = request.app[CONFIG]
     connections = request.app[STREAM_CONNECTIONS]
@@ -420,7 +419,8 @@ async def close_all(app: web.Application, reason: str = "the server is shutting 
 
     For `on_shutdown`. Connections that do not take it in time are cut.
     """
-    connections = list(app[STREAM_CONNECTIONS])
+    open_connections = app[STREAM_CONNECTIONS]
+    connections = list(open_connections)
     for connection in connections:
         connection.shut_down(reason)
     try:
