@@ -354,7 +354,7 @@ def generation_request(request: StartRequest) -> GenerationRequest:
     """Turn the wire's request into the gateway's; what is absent keeps the gateway's default.
 
     Raises:
-        InvalidMessage: not exactly one of `prompt` and `messages` is given.
+        InvalidMessage: not exactly one of `prompt` and `messages` is given, or no message.
     """
     if (request.prompt is None) == (request.messages is None):
         raise InvalidMessage(
@@ -364,6 +364,10 @@ def generation_request(request: StartRequest) -> GenerationRequest:
         )
     prompt: str | tuple[int, ...] | tuple[ChatMessage, ...]
     if request.messages is not None:
+        if not request.messages:
+            raise InvalidMessage(
+                "messages must not be empty", param="messages", code="invalid_message"
+            )
         prompt = tuple(ChatMessage(role=m.role, content=m.content) for m in request.messages)
     else:
         prompt = request.prompt if isinstance(request.prompt, str) else tuple(request.prompt or ())

@@ -14,7 +14,7 @@ from importlib import metadata
 import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS
 from gateway.config import GatewayConfig
 from gateway.errors import (
     GatewayError,
@@ -363,7 +363,7 @@ class StreamConnection:
 
     def _hello(self) -> Hello:
         return Hello(
-            server=f"headrace/{metadata.version('headrace')}",
+            server=_server_name(),
             version=PROTOCOL_VERSION,
             model=self._config.model_name,
             limits=HelloLimits(
@@ -408,7 +408,8 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     connection = StreamConnection(ws, request.transport, codec, request.app[GENERATOR], config)
     connections.add(connection)
     try:
-        await connection.run()
+        with request.app[METRICS].websockets_open.track_inprogress():
+            await connection.run()
     finally:
         connections.discard(connection)
     return ws
@@ -444,6 +445,13 @@ def _negotiate(request: web.Request) -> Codec:
         param="Sec-WebSocket-Protocol",
         code="unknown_subprotocol",
     )
+
+
+def _server_name() -> str:
+    try:
+        return f"headrace/{metadata.version('headrace')}"
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "headrace"
 
 
 def _microseconds(seconds: float) -> float:
