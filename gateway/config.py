@@ -25,9 +25,8 @@ class GatewayConfig:
         body_read_timeout_s: a client must send its body within this time.
         sse_keep_alive_interval_s: silence after which a comment is sent; None never sends one.
         send_timeout_s: a client that accepts no byte for so long is disconnected.
-        keepalive_timeout_s: an idle connection is closed after this time.
-        first_request_timeout_s: so is, after this time, one that never sent a whole request head.
-        max_connections: beyond, new connections are closed at once.
+        keepalive_timeout_s: a connection that sends no whole request for so long is closed.
+        max_connections: beyond, a new connection is told 503 and closed.
         shutdown_timeout_s: at a stop, running requests may finish for so long.
 
         max_n: most choices per prompt.
@@ -55,8 +54,7 @@ class GatewayConfig:
     sse_keep_alive_interval_s: float | None = 15.0
     send_timeout_s: float = 30.0
     keepalive_timeout_s: float = 75.0
-    first_request_timeout_s: float = 15.0
-    max_connections: int = 4096
+    max_connections: int = 1000
     shutdown_timeout_s: float = 30.0
 
     max_n: int = 16

@@ -18,8 +18,6 @@ GatewayError              status  type
 Messages are one line and never show file paths, memory addresses or Python objects.
 """
 
-# ruff: noqa: N818  (the names say what is wrong; the base says that they are errors)
-
 import math
 import re
 from typing import TypedDict

@@ -148,7 +148,12 @@ class TextGenerator:
         )
 
     async def tokenize(
-        self, prompt: Prompt, *, max_tokens: int, add_generation_prompt: bool = True
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        add_special_tokens: bool = True,
+        add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt, as `prepare` would make them.
 
@@ -160,6 +165,7 @@ class TextGenerator:
             max_tokens=max_tokens,
             bound="are tokenized at a time",
             vocab_size=self.engine.limits.vocab_size,
+            add_special_tokens=add_special_tokens,
             add_generation_prompt=add_generation_prompt,
         )
 

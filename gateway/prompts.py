@@ -58,6 +58,7 @@ class PromptEncoder:
         max_tokens: int,
         bound: str,
         vocab_size: int,
+        add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """Return the token ids, at least 1 and at most `max_tokens`; `bound` says why so many.
@@ -75,7 +76,12 @@ class PromptEncoder:
         if _is_token_ids(prompt):
             _check_range(prompt, vocab_size)
             return prompt
-        ids = await self.run(self._encode_here, prompt, add_generation_prompt)
+        ids = await self.run(
+            self._encode_here,
+            prompt,
+            add_bos=add_special_tokens and self._tokenizer.adds_bos,
+            add_generation_prompt=add_generation_prompt,
+        )
         if len(ids) > max_tokens:
             raise _too_long(f"{len(ids)}", param, max_tokens, bound)
         return ids
@@ -109,13 +115,13 @@ class PromptEncoder:
             counted = f"{at_least}" if _is_token_ids(prompt) else f"at least {at_least}"
             raise _too_long(counted, param, max_tokens, bound)
 
-    def _encode_here(self, prompt: Prompt, add_generation_prompt: bool) -> tuple[int, ...]:
+    def _encode_here(
+        self, prompt: Prompt, *, add_bos: bool, add_generation_prompt: bool
+    ) -> tuple[int, ...]:
         param = _param(prompt)
         try:
             if isinstance(prompt, str):
-                ids = self._tokenizer.encode(
-                    prompt, parse_special=True, add_bos=self._tokenizer.adds_bos
-                )
+                ids = self._tokenizer.encode(prompt, parse_special=True, add_bos=add_bos)
             elif self._chat_template is None:
                 raise InvalidRequest(
                     "this model has no chat template; use /v1/completions", param=param

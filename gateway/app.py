@@ -1,0 +1,50 @@
+"""The application: what each address answers, and what surrounds every handler."""
+
+from aiohttp import web
+
+from gateway import operations, pages
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS
+from gateway.config import GatewayConfig
+from gateway.generation import TextGenerator
+from gateway.metrics import Metrics
+from gateway.middleware import (
+    add_common_headers,
+    add_cors_headers,
+    assign_request_id,
+    errors_as_json,
+    host_and_origin_guard,
+)
+from gateway.openai import models, tokenize
+from gateway.openai.chat import chat_completions
+from gateway.openai.completions import completions
+from gateway.websocket import STREAM_CONNECTIONS, close_all, stream_handler
+
+__all__ = ["build_app"]
+
+
+def build_app(config: GatewayConfig, generator: TextGenerator, metrics: Metrics) -> web.Application:
+    """Return the application; `gateway.server.Server` runs it.
+
+    The metrics are those that the generator observes into; the engine's are added here.
+    """
+    app = web.Application(
+        middlewares=[assign_request_id, errors_as_json, host_and_origin_guard(config)],
+        client_max_size=config.max_body_bytes,
+    )
+    app[CONFIG] = config
+    app[ENGINE] = generator.engine
+    app[GENERATOR] = generator
+    app[METRICS] = metrics
+    metrics.watch_engine(generator.engine.stats)
+    app[STREAM_CONNECTIONS] = set()
+    operations.add_routes(app)
+    pages.add_routes(app)
+    models.add_routes(app)
+    tokenize.add_routes(app)
+    app.router.add_post("/v1/completions", completions)
+    app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_get("/v1/stream", stream_handler)
+    app.on_response_prepare.append(add_common_headers)
+    app.on_response_prepare.append(add_cors_headers)
+    app.on_shutdown.append(close_all)
+    return app

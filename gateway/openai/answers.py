@@ -1,0 +1,260 @@
+"""The answer to a generating request, whole or as server-sent events.
+
+The order of a stream is the one that OpenAI's clients rely on: text chunks whose finish_reason is
+null, then for each choice exactly one chunk that finishes it and adds no text, then the usage
+chunk if asked for, then [DONE]. A failure is an error event, and then there is no [DONE]: what is
+not complete must not look complete.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR
+from gateway.errors import GatewayError, InternalError, Unavailable
+from gateway.generation import PreparedGeneration, TextDelta, TextFinish
+from gateway.middleware import REQUEST_ID
+from gateway.openai.choices import merged_deltas, open_streams
+from gateway.openai.protocol import (
+    ChatChoice,
+    ChatDeltaChoice,
+    CompletionChoice,
+    Envelope,
+    PromptTokensDetails,
+    StreamOptions,
+    UsageBody,
+)
+from gateway.operations import server_version
+from gateway.sse import DONE, EventStream, event
+
+__all__ = ["AnswerFormat", "send_answer"]
+
+logger = logging.getLogger(__name__)
+
+type AnyChoice = CompletionChoice | ChatDeltaChoice | ChatChoice
+
+
+class AnswerFormat(Protocol):
+    """How one endpoint spells its choices."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def opening(self, index: int) -> AnyChoice | None:
+        """Return the choice of the chunk before the first text, if there is one."""
+        ...
+
+    def text(self, index: int, text: str) -> AnyChoice: ...
+
+    def finish(self, index: int, finish: TextFinish) -> AnyChoice: ...
+
+    def whole(self, index: int, text: str, finish: TextFinish) -> AnyChoice: ...
+
+
+async def send_answer(
+    request: web.Request,
+    prepared: Sequence[PreparedGeneration],
+    *,
+    n: int,
+    model: str,
+    stream_options: StreamOptions | None,
+    answer_format: AnswerFormat,
+) -> web.StreamResponse:
+    """Generate and answer.
+
+    `prepared` has all choices: n of the first prompt, n of the second, and so on.
+    `stream_options` is None for a whole answer.
+
+    Raises:
+        gateway.errors.GatewayError: the engine refused, or, for a whole answer, failed.
+    """
+    answer = _Answer(request, prepared, n=n, model=model, answer_format=answer_format)
+    if stream_options is None:
+        return await answer.whole()
+    return await answer.streamed(stream_options)
+
+
+class _Answer:
+    """What one HTTP request is told."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        prepared: Sequence[PreparedGeneration],
+        *,
+        n: int,
+        model: str,
+        answer_format: AnswerFormat,
+    ) -> None:
+        self._request = request
+        self._prepared = prepared
+        self._model = model
+        self._format = answer_format
+        self._id = f"{answer_format.id_prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._fingerprint = f"headrace-{server_version()}"
+        self._usage = _UsageCount(prepared, n)
+
+    async def whole(self) -> web.Response:
+        texts = [""] * len(self._prepared)
+        choices: dict[int, AnyChoice] = {}
+        async with (
+            open_streams(self._request.app[GENERATOR], self._prepared) as streams,
+            aclosing(merged_deltas(streams)) as deltas,
+        ):
+            async for item in deltas:
+                if item is None:
+                    continue
+                index, delta = item
+                texts[index] += delta.text
+                self._usage.add(index, len(delta.token_ids), delta.finish)
+                if delta.finish is not None:
+                    self._raise_failure(delta.finish)
+                    choices[index] = self._format.whole(index, texts[index], delta.finish)
+        body = self._envelope(
+            self._format.object_name,
+            *(choices[index] for index in range(len(texts))),
+            usage=self._usage.body(),
+            system_fingerprint=self._fingerprint,
+        )
+        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+    async def streamed(self, options: StreamOptions) -> web.StreamResponse:
+        config = self._request.app[CONFIG]
+        events = EventStream(self._request, send_timeout_s=config.send_timeout_s)
+        async with open_streams(self._request.app[GENERATOR], self._prepared) as streams:
+            await events.open()
+            try:
+                deltas = merged_deltas(streams, idle_s=config.sse_keep_alive_interval_s)
+                async with aclosing(deltas):
+                    await self._send_deltas(events, deltas, options)
+                await events.send(self._closing_events(options))
+            except GatewayError as exc:
+                await events.send([_error_event(exc)])
+            except ConnectionError:
+                raise  # the client is gone; nobody reads an ending
+            except Exception:
+                logger.exception("request %s: unexpected error", self._request.get(REQUEST_ID))
+                await events.send([_error_event(InternalError())])
+        await events.close()
+        return events.response
+
+    async def _send_deltas(
+        self,
+        events: EventStream,
+        deltas: AsyncGenerator[tuple[int, TextDelta] | None],
+        options: StreamOptions,
+    ) -> None:
+        opened: set[int] = set()
+        async for item in deltas:
+            if item is None:
+                await events.send_keep_alive()
+                continue
+            index, delta = item
+            self._usage.add(index, len(delta.token_ids), delta.finish)
+            choices: list[AnyChoice | None] = []
+            if index not in opened:
+                # Not before the first token: load tools take this chunk for it.
+                opened.add(index)
+                choices.append(self._format.opening(index))
+            if delta.text:
+                choices.append(self._format.text(index, delta.text))
+            if delta.finish is not None and delta.finish.reason != "error":
+                choices.append(self._format.finish(index, delta.finish))
+            chunks = [self._chunk(choice, options) for choice in choices if choice is not None]
+            if chunks:
+                await events.send(chunks)
+            if delta.finish is not None:
+                self._raise_failure(delta.finish)
+
+    def _chunk(self, choice: AnyChoice, options: StreamOptions) -> bytes:
+        usage: UsageBody | UnsetType | None = UNSET
+        if options.continuous_usage_stats:
+            usage = self._usage.body()
+        elif options.include_usage:
+            usage = None
+        finished = choice.finish_reason is not None
+        return self._event(
+            choice, usage=usage, fingerprint=self._fingerprint if finished else UNSET
+        )
+
+    def _closing_events(self, options: StreamOptions) -> list[bytes]:
+        if not options.include_usage:
+            return [DONE]
+        return [self._event(usage=self._usage.body(), fingerprint=self._fingerprint), DONE]
+
+    def _event(
+        self,
+        *choices: AnyChoice,
+        usage: UsageBody | UnsetType | None,
+        fingerprint: str | UnsetType,
+    ) -> bytes:
+        envelope = self._envelope(
+            self._format.chunk_object_name, *choices, usage=usage, system_fingerprint=fingerprint
+        )
+        return event(msgspec.json.encode(envelope))
+
+    def _envelope(
+        self,
+        object_name: str,
+        *choices: AnyChoice,
+        usage: UsageBody | UnsetType | None,
+        system_fingerprint: str | UnsetType,
+    ) -> Envelope:
+        return Envelope(
+            id=self._id,
+            object=object_name,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=system_fingerprint,
+        )
+
+    def _raise_failure(self, finish: TextFinish) -> None:
+        """Raise if the generation failed: by a fault in one step, or with the whole engine."""
+        if finish.reason != "error":
+            return
+        engine = self._request.app[ENGINE]
+        message = finish.error or "the engine failed"
+        if engine.failure is not None:
+            raise Unavailable(message, code="engine_dead")
+        if not engine.is_ready:
+            raise Unavailable(message, code="shutting_down", retry_after_s=5)
+        raise InternalError(message)
+
+
+class _UsageCount:
+    """Tokens of all choices; a prompt counts once, however many choices it has."""
+
+    def __init__(self, prepared: Sequence[PreparedGeneration], n: int) -> None:
+        self._n = n
+        self._prompt_tokens = sum(len(p.prompt_token_ids) for p in prepared[::n])
+        self._completion_tokens = 0
+        self._cached_tokens = 0
+
+    def add(self, index: int, num_tokens: int, finish: TextFinish | None) -> None:
+        self._completion_tokens += num_tokens
+        # The other choices of a prompt may find what the first has just computed.
+        if finish is not None and index % self._n == 0:
+            self._cached_tokens += finish.usage.cached_tokens
+
+    def body(self) -> UsageBody:
+        return UsageBody(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
+        )
+
+
+def _error_event(error: GatewayError) -> bytes:
+    return event(msgspec.json.encode({"error": error.to_wire()}))

@@ -1,0 +1,98 @@
+"""POST /v1/completions: a text, several texts, or token ids to be continued."""
+
+from aiohttp import web
+
+from gateway.app_keys import CONFIG, GENERATOR
+from gateway.errors import InvalidRequest
+from gateway.generation import TextFinish
+from gateway.json_body import convert, read_object
+from gateway.openai.answers import send_answer
+from gateway.openai.protocol import CompletionBody, CompletionChoice, StreamOptions
+from gateway.openai.sampling import (
+    check_model,
+    generation_requests,
+    num_choices,
+    prepare_all,
+    wire_finish,
+    with_choice_seeds,
+)
+from gateway.openai.unsupported import COMPLETION_FIELDS, refuse_unsupported
+from gateway.prompts import Prompt
+
+__all__ = ["completions"]
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Handle POST /v1/completions."""
+    raw = await read_object(request)
+    body = convert(raw, CompletionBody)
+    config = request.app[CONFIG]
+    model = check_model(body.model, config)
+    refuse_unsupported(raw, COMPLETION_FIELDS)
+    prompts = _prompts(body.prompt)
+    n = num_choices(body, len(prompts), config)
+    generator = request.app[GENERATOR]
+    requests = generation_requests(body, prompts, max_tokens=body.max_tokens)
+    prepared = await prepare_all(generator, requests)
+    return await send_answer(
+        request,
+        [choice for p in prepared for choice in with_choice_seeds(p, n)],
+        n=n,
+        model=model,
+        stream_options=(body.stream_options or StreamOptions()) if body.stream else None,
+        answer_format=CompletionFormat(),
+    )
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
+    """Tell apart the four forms that a prompt may have.
+
+    Raises:
+        InvalidRequest: an empty list, or a mixture.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = [part for part in prompt if isinstance(part, str)]
+    ids = [part for part in prompt if isinstance(part, int)]
+    lists = [tuple(part) for part in prompt if isinstance(part, list)]
+    match bool(texts), bool(ids), bool(lists):
+        case True, False, False:
+            return [*texts]
+        case False, True, False:
+            return [tuple(ids)]
+        case False, False, True:
+            return [*lists]
+        case False, False, False:
+            raise InvalidRequest("prompt must not be empty", param="prompt")
+        case _:
+            raise InvalidRequest(
+                "prompt must be text, a list of texts, a list of token ids, "
+                "or a list of such lists, and no mixture",
+                param="prompt",
+            )
+
+
+class CompletionFormat:
+    """Choices with their text in `text`, whole or streamed."""
+
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def text(self, index: int, text: str) -> CompletionChoice:
+        return CompletionChoice(index=index, text=text)
+
+    def finish(self, index: int, finish: TextFinish) -> CompletionChoice:
+        return self.whole(index, "", finish)
+
+    def whole(self, index: int, text: str, finish: TextFinish) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=text,
+            finish_reason=wire_finish(finish),
+            stop_reason=finish.stop_reason,
+            timing=finish.timing,
+        )

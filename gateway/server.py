@@ -1,0 +1,123 @@
+"""One listening gateway: start, and a stop that lets running answers finish."""
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+import orjson
+from aiohttp import web
+
+from gateway.app import build_app
+from gateway.config import GatewayConfig
+from gateway.errors import Unavailable
+from gateway.generation import TextGenerator
+from gateway.metrics import Metrics
+
+__all__ = ["Server"]
+
+logger = logging.getLogger(__name__)
+
+# Once the engine has drained, handlers only have to send their last bytes; aiohttp waits for a
+# handler up to twice this long.
+HANDLER_TIMEOUT_S = 3.0
+
+
+class Server:
+    """Serves one generator on one address: ``async with Server(...) as server: server.url``.
+
+    Owns: the listening socket, the connections and the generator's threads. Never: starts the
+    engine; but `stop` stops it, because only both together end in good order.
+    """
+
+    def __init__(self, config: GatewayConfig, generator: TextGenerator, metrics: Metrics) -> None:
+        self._config = config
+        self._generator = generator
+        self._runner = web.AppRunner(
+            build_app(config, generator, metrics),
+            # A client that leaves cancels its handler at once, whatever the handler waits for.
+            handler_cancellation=True,
+            keepalive_timeout=config.keepalive_timeout_s,
+            shutdown_timeout=HANDLER_TIMEOUT_S,
+            access_log=None,
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def port(self) -> int:
+        """The port we listen on, also when the configuration left the choice open."""
+        if self._listener is None:
+            return self._config.port
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        """An address that a browser on this machine can open."""
+        host = "127.0.0.1" if self._config.listens_everywhere else self._config.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        await self._runner.setup()
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._new_connection, self._config.host or None, self._config.port, backlog=1024
+            )
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+
+    async def stop(self, *, drain_timeout_s: float | None = None) -> None:
+        """Refuse new requests, let running ones finish, tell the rest, and close everything.
+
+        While requests finish we still listen: /health answers, /ready says no, and a new request
+        is refused with 503. What has not finished in time ends with an error event or message.
+
+        Args:
+            drain_timeout_s: instead of the configured `shutdown_timeout_s`.
+        """
+        if drain_timeout_s is None:
+            drain_timeout_s = self._config.shutdown_timeout_s
+        await self._generator.engine.stop(drain_timeout_s=drain_timeout_s)
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+        self._generator.close()
+
+    def _new_connection(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._config.max_connections:
+            return _Refusal()
+        return server()
+
+
+class _Refusal(asyncio.Protocol):
+    """Tells one connection too many to come back later, without reading what it wants."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        error = Unavailable("too many connections are open", code="too_many_connections")
+        body = orjson.dumps({"error": error.to_wire()})
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            f"Retry-After: 5\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.write(head.encode() + body)
+            transport.close()

@@ -1,0 +1,79 @@
+"""Server-sent events, byte for byte as OpenAI's clients and load tools parse them.
+
+Never an `id:` line and never an empty event: a stock client would then take the keep-alive
+comment for an event without data, and die.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+
+from aiohttp import web
+
+__all__ = ["DONE", "EventStream", "SlowReaderError", "event"]
+
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+# JSON leaves these as they are, but clients that split text at any line end would cut there.
+_LINE_ENDS = tuple(
+    (char.encode(), f"\\u{ord(char):04x}".encode()) for char in ("\x85", "\u2028", "\u2029")
+)
+
+
+class SlowReaderError(ConnectionError):
+    """The client accepted no byte for too long; the connection is gone."""
+
+
+def event(data: bytes) -> bytes:
+    """Return the event that carries this JSON text."""
+    for char, escaped in _LINE_ENDS:
+        if char in data:
+            data = data.replace(char, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream:
+    """One answer as server-sent events.
+
+    Memory for a client that does not read is bounded by the socket buffers: a write waits, the
+    caller stops reading its source, and after `send_timeout_s` the connection is cut.
+    """
+
+    def __init__(self, request: web.Request, *, send_timeout_s: float) -> None:
+        self._request = request
+        self._send_timeout_s = send_timeout_s
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+
+    async def open(self) -> None:
+        await self.response.prepare(self._request)
+
+    async def send(self, events: Iterable[bytes]) -> None:
+        """Send whole events.
+
+        Raises:
+            SlowReaderError: the client does not read.
+            ConnectionError: the client is gone.
+        """
+        await self._within_deadline(self.response.write(b"".join(events)))
+
+    async def send_keep_alive(self) -> None:
+        await self.send([KEEP_ALIVE])
+
+    async def close(self) -> None:
+        await self._within_deadline(self.response.write_eof())
+
+    async def _within_deadline(self, sending: Coroutine[None, None, None]) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await sending
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise SlowReaderError("the client does not read its answer") from None

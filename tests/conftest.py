@@ -1,0 +1,88 @@
+"""Fixtures that several packages' tests share."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+from fakes import ByteChatTemplate, ByteTokenizer, FakeEngine, byte_tokenizer
+
+from gateway.config import GatewayConfig
+from gateway.generation import TextGenerator
+from gateway.metrics import Metrics
+from gateway.server import Server
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningGateway:
+    """A gateway on a real socket, with the server settings of production, over a fake engine."""
+
+    engine: FakeEngine
+    tokenizer: ByteTokenizer
+    config: GatewayConfig
+    metrics: Metrics
+    server: Server
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    async def post(self, path: str, body: object) -> tuple[int, dict]:
+        """POST a JSON body; return the status and the JSON of the answer."""
+        async with self.session.post(path, json=body) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, dict]:
+        async with self.session.get(path) as response:
+            return response.status, await response.json()
+
+
+type StartGateway = Callable[..., Awaitable[RunningGateway]]
+
+
+@pytest.fixture
+async def start_gateway() -> AsyncIterator[StartGateway]:
+    """Start gateways; ``await start_gateway(engine, max_n=2)`` sets fields of GatewayConfig."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            engine: FakeEngine | None = None,
+            *,
+            tokenizer: ByteTokenizer | None = None,
+            chat_template: object = ByteChatTemplate(),
+            **settings: object,
+        ) -> RunningGateway:
+            engine = engine or FakeEngine()
+            tokenizer = tokenizer or byte_tokenizer()
+            config = GatewayConfig(
+                **{"port": 0, "served_model_names": ("tiny",), "shutdown_timeout_s": 0, **settings}
+            )
+            metrics = Metrics(config.model_name, prefix=config.metrics_prefix)
+            generator = TextGenerator(
+                engine,
+                tokenizer,
+                chat_template,
+                config=config,
+                metrics=metrics,
+                clock=engine.clock,
+            )
+            server = await stack.enter_async_context(Server(config, generator, metrics))
+            session = await stack.enter_async_context(aiohttp.ClientSession(server.url))
+            return RunningGateway(
+                engine=engine,
+                tokenizer=tokenizer,
+                config=config,
+                metrics=metrics,
+                server=server,
+                session=session,
+            )
+
+        yield start
+
+
+@pytest.fixture
+async def gateway(start_gateway: StartGateway) -> RunningGateway:
+    """A gateway with default settings."""
+    return await start_gateway()
