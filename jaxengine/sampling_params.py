@@ -10,6 +10,9 @@ __all__ = ["MAX_STOP_TOKEN_IDS", "SamplingParams"]
 # The device masks these ids while `min_tokens` is not reached, in an array of fixed width.
 MAX_STOP_TOKEN_IDS = 16
 
+# Below this, logits divided by the temperature leave the range where noise means anything.
+MIN_TEMPERATURE = 1e-5
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
@@ -18,7 +21,7 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens to generate; at least 1.
         min_tokens: EOS and stop ids are masked until this many tokens are generated.
-        temperature: 0 means greedy (the first largest logit).
+        temperature: 0, or anything below 1e-5, means greedy (the first largest logit).
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probability reaches this.
         min_p: keep tokens at least this fraction as likely as the most likely one.
@@ -66,7 +69,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < MIN_TEMPERATURE
 
 
 def _require(ok: bool, field: str, value: float, rule: str) -> None:

@@ -11,8 +11,7 @@ K kv heads, H head dim.
 
 from typing import NamedTuple
 
-import jax
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, Float, Int
 
 from kernels_pallas import reference
 
@@ -141,7 +140,3 @@ def ragged_paged_attention(
         decode_only=decode_only,
     )
 
-
-def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Return an empty cache. Zeros, because garbage in block tails must stay finite."""
-    return jax.numpy.zeros(shape, dtype)

@@ -65,7 +65,6 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: Llama3RopeScaling | None = None
     tie_embeddings: bool = False
-    attention_bias: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
@@ -82,8 +81,8 @@ class ModelConfig:
             raise ModelError(f"model config: head_dim={self.head_dim} must be even")
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Elements of K and V that one token takes over all layers (multiply by the item size)."""
+    def kv_elements_per_token(self) -> int:
+        """Elements of K and V that one token takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @classmethod
@@ -129,7 +128,6 @@ class ModelConfig:
             rope_theta=float(theta),
             rope_scaling=_rope_scaling(rope),
             tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
-            attention_bias=bool(hf.get("attention_bias", False)),
             qkv_bias=options.qkv_bias or bool(hf.get("attention_bias", False)),
             qk_norm=options.qk_norm,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),

@@ -1,0 +1,310 @@
+"""From a scheduler's decision to the arrays of one step, in one packed transfer.
+
+The host writes all arrays of a step into one int32 buffer; the compiled step slices it again.
+One transfer and one argument, instead of sixteen of each. Floats travel as their bits.
+
+Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+from numpy.typing import NDArray
+
+from jaxengine.request import Request
+from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS
+from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
+from kernels_pallas.ragged_paged_attention import AttentionBatch
+from kernels_pallas.work_plan import (
+    PREFILL_TILE_FIELDS,
+    max_prefill_tiles,
+    plan_prefill_tiles,
+)
+
+__all__ = ["BatchBuilder", "BatchLayout", "Bucket", "SamplingBatch", "ScheduledBatch"]
+
+
+class Bucket(NamedTuple):
+    """A compiled size. Ordered by cost."""
+
+    num_tokens: int
+    num_seqs: int
+    decode_only: bool
+
+
+class SamplingBatch(NamedTuple):
+    """How the next token of each sequence is chosen. A pytree of device arrays.
+
+    Attributes:
+        temperature, top_k, top_p, min_p: as in SamplingParams.
+        seed: the 64-bit seed as two halves.
+        position: of the token to be sampled.
+        suppressed_ids: ids that must not be sampled; -1 where unused.
+        any_random, any_filtered, any_suppressed: whether some sequence needs it at all.
+    """
+
+    temperature: Float[Array, "S"]
+    top_k: Int[Array, "S"]
+    top_p: Float[Array, "S"]
+    min_p: Float[Array, "S"]
+    seed: Int[Array, "S 2"]
+    position: Int[Array, "S"]
+    suppressed_ids: Int[Array, "S I"]
+    any_random: Array
+    any_filtered: Array
+    any_suppressed: Array
+
+
+class ScheduledBatch(NamedTuple):
+    """One step as the device sees it. A pytree of device arrays.
+
+    Attributes:
+        token_ids: literal ids, or -1 - r for "the last token of row r", known only here.
+        positions: absolute position of each token in its sequence.
+        rows: row of each sequence in the device state; the spare row where nothing is sampled.
+        sample_indices: packed index of the token after which each sequence is sampled.
+    """
+
+    token_ids: Int[Array, "T"]
+    positions: Int[Array, "T"]
+    rows: Int[Array, "S"]
+    sample_indices: Int[Array, "S"]
+    attention: AttentionBatch
+    sampling: SamplingBatch
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Where each array of a bucket lies in the packed buffer."""
+
+    bucket: Bucket
+    max_blocks_per_seq: int
+    num_eos_token_ids: int
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        tokens, seqs, _ = self.bucket
+        return {
+            "token_ids": (tokens,),
+            "positions": (tokens,),
+            "slot_mapping": (tokens,),
+            "query_start_loc": (seqs + 1,),
+            "seq_lens": (seqs,),
+            "block_tables": (seqs, self.max_blocks_per_seq),
+            "rows": (seqs,),
+            "sample_indices": (seqs,),
+            "prefill_tiles": (max_prefill_tiles(tokens, seqs), PREFILL_TILE_FIELDS),
+            "num_decodes": (),
+            "num_prefill_tiles": (),
+            "temperature": (seqs,),
+            "top_k": (seqs,),
+            "top_p": (seqs,),
+            "min_p": (seqs,),
+            "seed": (seqs, 2),
+            "position": (seqs,),
+            "suppressed_ids": (seqs, MAX_STOP_TOKEN_IDS + self.num_eos_token_ids),
+            "any_random": (),
+            "any_filtered": (),
+            "any_suppressed": (),
+        }
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the packed buffer."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def views(self, packed: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
+        """Return the arrays as views into a host buffer, to be filled in place."""
+        views, start = {}, 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            views[name] = packed[start:end].reshape(shape)
+            start = end
+        return views
+
+    def unpack(self, packed: Int[Array, "_"]) -> ScheduledBatch:
+        """Slice a device buffer. Traced inside the compiled step."""
+        arrays: dict[str, Array] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            arrays[name] = packed[start:end].reshape(shape)
+            start = end
+        floats = {
+            name: lax.bitcast_convert_type(arrays[name], jnp.float32)
+            for name in ("temperature", "top_p", "min_p")
+        }
+        return ScheduledBatch(
+            token_ids=arrays["token_ids"],
+            positions=arrays["positions"],
+            rows=arrays["rows"],
+            sample_indices=arrays["sample_indices"],
+            attention=AttentionBatch(**{name: arrays[name] for name in AttentionBatch._fields}),
+            sampling=SamplingBatch(
+                **floats,
+                **{
+                    name: arrays[name]
+                    for name in ("top_k", "seed", "position", "suppressed_ids")
+                },
+                any_random=arrays["any_random"] > 0,
+                any_filtered=arrays["any_filtered"] > 0,
+                any_suppressed=arrays["any_suppressed"] > 0,
+            ),
+        )
+
+
+class BatchBuilder:
+    """Packs scheduled requests into the smallest bucket that holds them.
+
+    Packed order: decodes first, by length, so that the groups that attend together are alike;
+    then prefill chunks in scheduling order.
+    """
+
+    def __init__(
+        self,
+        buckets: list[Bucket],
+        *,
+        block_size: int,
+        max_blocks_per_seq: int,
+        spare_row: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._layouts = [
+            BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids))
+            for bucket in sorted(buckets)
+        ]
+        self._block_size = block_size
+        self._spare_row = spare_row
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def layouts(self) -> list[BatchLayout]:
+        return self._layouts
+
+    def choose(self, output: SchedulerOutput) -> BatchLayout:
+        """Return the layout of the smallest bucket that holds the step.
+
+        Raises:
+            ValueError: no bucket does; the scheduler's budgets are meant to prevent it.
+        """
+        decode_only = all(item.num_new_tokens == 1 for item in output.scheduled)
+        for layout in self._layouts:
+            bucket = layout.bucket
+            if (
+                output.num_tokens <= bucket.num_tokens
+                and len(output.scheduled) <= bucket.num_seqs
+                and (decode_only or not bucket.decode_only)
+            ):
+                return layout
+        raise ValueError(
+            f"no bucket holds {output.num_tokens} tokens of {len(output.scheduled)} sequences"
+        )
+
+    def build(
+        self, output: SchedulerOutput
+    ) -> tuple[BatchLayout, NDArray[np.int32], list[int]]:
+        """Pack one step.
+
+        Returns:
+            The layout, a fresh buffer (the device may keep using it), and for each scheduled
+            request its sequence in the batch.
+        """
+        layout = self.choose(output)
+        packed = np.zeros(layout.size, np.int32)
+        views = layout.views(packed)
+        items = output.scheduled
+        order = sorted(
+            range(len(items)),
+            key=lambda i: (
+                items[i].num_new_tokens > 1,
+                items[i].first_position if items[i].num_new_tokens == 1 else i,
+            ),
+        )
+        views["rows"][:] = self._spare_row
+        views["suppressed_ids"][:] = -1
+        start = 0
+        for seq, index in enumerate(order):
+            self._pack_tokens(views, seq, start, items[index])
+            self._pack_sampling(views, seq, items[index])
+            start += items[index].num_new_tokens
+        views["query_start_loc"][len(order) :] = start
+        num_decodes = sum(item.num_new_tokens == 1 for item in items)
+        views["num_decodes"][...] = num_decodes
+        views["num_prefill_tiles"][...] = plan_prefill_tiles(
+            views["query_start_loc"][: len(order) + 1],
+            views["seq_lens"][: len(order)],
+            num_decodes,
+            views["prefill_tiles"],
+        )
+        sequences = [0] * len(order)
+        for seq, index in enumerate(order):
+            sequences[index] = seq
+        return layout, packed, sequences
+
+    def _pack_tokens(
+        self, views: dict[str, NDArray[np.int32]], seq: int, start: int, item: ScheduledRequest
+    ) -> None:
+        end = start + item.num_new_tokens
+        first, last = item.first_position, item.first_position + item.num_new_tokens
+        known = item.token_ids
+        views["token_ids"][start : start + len(known)] = known
+        if item.last_is_pending:
+            views["token_ids"][end - 1] = -1 - item.row
+        table = views["block_tables"][seq]
+        table[: len(item.block_ids)] = item.block_ids
+        positions = np.arange(first, last, dtype=np.int32)
+        views["positions"][start:end] = positions
+        views["slot_mapping"][start:end] = (
+            table[positions // self._block_size] * self._block_size + positions % self._block_size
+        )
+        views["query_start_loc"][seq] = start
+        views["seq_lens"][seq] = last
+        views["sample_indices"][seq] = end - 1
+        views["position"][seq] = last
+        if item.samples:
+            views["rows"][seq] = item.row
+
+    def _pack_sampling(
+        self, views: dict[str, NDArray[np.int32]], seq: int, item: ScheduledRequest
+    ) -> None:
+        params = item.request.params
+        if not item.samples:
+            return  # zero temperature: the greedy token of padding, which nobody reads
+        if not params.is_greedy:
+            views["temperature"].view(np.float32)[seq] = params.temperature
+            views["top_k"][seq] = params.top_k
+            views["top_p"].view(np.float32)[seq] = params.top_p
+            views["min_p"].view(np.float32)[seq] = params.min_p
+            seed = item.request.seed
+            views["seed"].view(np.uint32)[seq] = seed >> 32, seed & 0xFFFFFFFF
+            views["any_random"][...] = 1
+            if params.top_k or params.top_p < 1 or params.min_p > 0:
+                views["any_filtered"][...] = 1
+        suppressed = self._suppressed_ids(item.request, item.first_position + item.num_new_tokens)
+        if suppressed:
+            views["suppressed_ids"][seq, : len(suppressed)] = suppressed
+            views["any_suppressed"][...] = 1
+
+    def _suppressed_ids(self, request: Request, position: int) -> tuple[int, ...]:
+        """Return the ids that must not be sampled at `position`, because min_tokens is not reached."""
+        params = request.params
+        if position - request.num_prompt_tokens >= params.min_tokens:
+            return ()
+        eos = () if params.ignore_eos else self._eos_token_ids
+        return (*eos, *params.stop_token_ids)
+
+
+def pick_token_ids(
+    token_ids_T: Int[Array, "T"], last_token_R: Int[Array, "R"]
+) -> Int[Array, "T"]:
+    """Replace the marks of pending tokens by what the device remembers."""
+    rows = jnp.maximum(-1 - token_ids_T, 0)
+    return jnp.where(token_ids_T < 0, last_token_R[rows], token_ids_T)
+
+

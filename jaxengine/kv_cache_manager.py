@@ -1,0 +1,143 @@
+"""Which blocks each request holds: prefix matching, growth, release."""
+
+import hashlib
+import math
+from array import array
+from collections.abc import Sequence
+
+from jaxengine.block_pool import BlockHash, BlockPool
+from jaxengine.request import Request
+
+__all__ = ["KVCacheManager"]
+
+
+class KVCacheManager:
+    """Policy over the block pool; owns the block tables. The scheduler never sees a block.
+
+    Tokens of a request and their blocks, at the time of `allocate`:
+
+        | cached (match_prefix) | computed | num_new_tokens | room up to the block's end |
+        |<-------------- blocks in the table -------------->|
+
+    A block enters the prefix cache once all its tokens are known and scheduled. Steps run on the
+    device in order, so whoever hits the block later reads what this request wrote.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._enable_prefix_caching = enable_prefix_caching
+        self._tables: dict[str, list[int]] = {}
+        # Hashes of the full blocks of a request, as far as they were needed.
+        self._hashes: dict[str, list[BlockHash]] = {}
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can use."""
+        return self._pool.num_usable
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free blocks that hold a cached prefix."""
+        return self._pool.num_free_cached
+
+    def block_ids(self, request: Request) -> Sequence[int]:
+        """Return the table of a request; it grows in place, so copy what must not change."""
+        return self._tables[request.request_id]
+
+    def blocks_needed(self, request: Request, num_tokens: int) -> int:
+        """Return how many more blocks the request needs to hold `num_tokens` tokens."""
+        table = self._tables.get(request.request_id, ())
+        return max(0, math.ceil(num_tokens / self._block_size) - len(table))
+
+    def match_prefix(self, request: Request) -> int:
+        """Give a request without blocks the cached blocks of its beginning.
+
+        The last token is never matched: its logits are needed, so it must be computed.
+
+        Returns:
+            The number of tokens in those blocks.
+        """
+        table = self._tables.setdefault(request.request_id, [])
+        assert not table, f"{request} holds blocks already"
+        if not self._enable_prefix_caching:
+            return 0
+        most = (len(request.token_ids) - 1) // self._block_size
+        for index in range(most):
+            block_hash = self._hash(request, index)
+            block_id = self._pool.acquire_cached(block_hash, self._block_tokens(request, index))
+            if block_id is None:
+                break
+            table.append(block_id)
+        return len(table) * self._block_size
+
+    def count_prefix_lookup(self, num_queried: int, num_hit: int) -> None:
+        """Count one admission in the statistics of the prefix cache, in tokens."""
+        self.prefix_queries += num_queried
+        self.prefix_hits += num_hit
+
+    def allocate(self, request: Request, num_new_tokens: int) -> bool:
+        """Make room for the next `num_new_tokens` tokens after the computed ones.
+
+        Returns:
+            False if too few blocks are free; then nothing has changed.
+        """
+        end = request.num_computed_tokens + num_new_tokens
+        needed = self.blocks_needed(request, end)
+        if needed > self._pool.num_free:
+            return False
+        table = self._tables.setdefault(request.request_id, [])
+        table += self._pool.allocate(needed)
+        if self._enable_prefix_caching:
+            self._remember_full_blocks(request, min(end, len(request.token_ids)))
+        return True
+
+    def free(self, request: Request) -> None:
+        """Take all blocks back. Tails become free first, so beginnings stay cached longest."""
+        table = self._tables.pop(request.request_id, [])
+        self._hashes.pop(request.request_id, None)
+        self._pool.release(reversed(table))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached contents, because what the device holds is no longer known."""
+        self._pool.forget_all()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is accounted for exactly once."""
+        self._pool.check_integrity(self._tables.values())
+
+    def _remember_full_blocks(self, request: Request, num_tokens: int) -> None:
+        table = self._tables[request.request_id]
+        first = request.num_computed_tokens // self._block_size
+        for index in range(first, num_tokens // self._block_size):
+            self._pool.remember(
+                table[index], self._hash(request, index), self._block_tokens(request, index)
+            )
+
+    def _block_tokens(self, request: Request, index: int) -> tuple[int, ...]:
+        start = index * self._block_size
+        return tuple(request.token_ids[start : start + self._block_size])
+
+    def _hash(self, request: Request, index: int) -> BlockHash:
+        """Return the hash of a full block: SHA-256 over the parent's hash and the tokens.
+
+        The first parent is the salt, so that tenants with different salts never share a block.
+        """
+        hashes = self._hashes.setdefault(request.request_id, [])
+        while len(hashes) <= index:
+            parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
+            tokens = array("q", self._block_tokens(request, len(hashes)))
+            hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+        return hashes[index]
+
+
+def _salt_hash(salt: str | None) -> BlockHash:
+    # A different first byte keeps "no salt" apart from the empty salt.
+    text = b"\x00" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).digest()

@@ -1,0 +1,185 @@
+"""The device side of a step: compiled programs, device state, and one transfer each way."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from jaxengine.batch import BatchBuilder, BatchLayout, Bucket, pick_token_ids
+from jaxengine.compile_guard import CompileGuard
+from jaxengine.config import EngineConfig
+from jaxengine.kv_cache import DeviceState, new_device_state
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.decoder import Decoder
+from jaxengine.sampling import sample
+from jaxengine.scheduler import SchedulerOutput
+
+__all__ = ["JaxModelRunner", "ModelRunner", "StepHandle", "buckets_for"]
+
+# The smallest bucket. Below two rows XLA's CPU products are slow and round differently; from two
+# to eight they cost the same, since reading the weights is what takes the time.
+SMALLEST_BUCKET = 8
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """Tokens computed only to fill the bucket."""
+        ...
+
+    def result(self) -> Sequence[int]:
+        """Wait for the step; return one token per scheduled request (meaningless where none was sampled)."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """What the engine core needs from the device. Implemented by JaxModelRunner and by fakes."""
+
+    def execute(self, output: SchedulerOutput) -> StepHandle:
+        """Launch a step without waiting for it."""
+        ...
+
+    def reset(self) -> None:
+        """Start from an empty cache after a failed step."""
+        ...
+
+    @property
+    def compiles_after_ready(self) -> int: ...
+
+
+def buckets_for(config: EngineConfig) -> list[Bucket]:
+    """Return the sizes to compile: powers of two, so that padding wastes less than half.
+
+    Decode-only steps have one token per sequence. Mixed steps have a few larger sizes, because a
+    prompt fills most of them anyway and each costs seconds to compile.
+    """
+    most_seqs = max(config.max_num_seqs, SMALLEST_BUCKET)
+    decode_sizes, size = [], SMALLEST_BUCKET
+    while size < most_seqs:
+        decode_sizes.append(size)
+        size *= 2
+    decode_sizes.append(size)
+    token_buckets = config.token_buckets
+    if not token_buckets:
+        largest = max(config.max_num_batched_tokens, size)
+        token_buckets = tuple(sorted({largest, *(t for t in (32, 128, 512, 2048) if t < largest)}))
+    buckets = [Bucket(s, s, True) for s in decode_sizes]
+    for tokens in token_buckets:
+        buckets.append(Bucket(tokens, min(tokens, size), False))
+    return buckets
+
+
+class JaxModelRunner:
+    """Runs steps of a decoder on JAX's default device.
+
+    Owns: the device state and the compiled programs. Only the engine thread calls it after `warm_up`.
+    """
+
+    def __init__(self, decoder: Decoder, model: ModelConfig, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._graph, weights = nnx.split(decoder)
+        self._weights, self._weights_tree = jax.tree.flatten(weights)
+        self._builder = BatchBuilder(
+            buckets_for(config),
+            block_size=config.block_size,
+            max_blocks_per_seq=config.max_blocks_per_seq,
+            spare_row=config.max_num_seqs,
+            eos_token_ids=model.eos_token_ids,
+        )
+        self._programs: dict[Bucket, Callable[..., tuple[DeviceState, Array]]] = {}
+        self._guard = CompileGuard()
+        self._state = new_device_state(model, config)
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        return [layout.bucket for layout in self._builder.layouts]
+
+    @property
+    def compiles_after_ready(self) -> int:
+        return self._guard.num_compiles
+
+    def warm_up(self, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile every bucket and run each once, so that nothing is left to be done later.
+
+        Args:
+            progress: called with (programs ready, programs in all).
+        """
+        layouts = self._builder.layouts
+        # Tracing holds the interpreter lock, compiling does not.
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            jobs = [(layout, pool.submit(self.lower(layout).compile)) for layout in layouts]
+            for index, (layout, job) in enumerate(jobs):
+                self._programs[layout.bucket] = job.result()
+                if progress is not None:
+                    progress(index + 1, len(layouts))
+        for layout in layouts:
+            packed = np.zeros(layout.size, np.int32)
+            # Zero sequences: only the reserved block and the spare row are written.
+            layout.views(packed)["rows"][:] = self._config.max_num_seqs
+            self._launch(layout, packed).block_until_ready()
+        self._guard.arm()
+
+    def close(self) -> None:
+        """Stop counting compilations."""
+        self._guard.disarm()
+
+    def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
+        """Trace one bucket's step and lower it to the compiler's input."""
+        graph, tree = self._graph, self._weights_tree
+
+        def step(
+            weights: list[Array], state: DeviceState, packed: Int[Array, "_"]
+        ) -> tuple[DeviceState, Int[Array, "S"]]:
+            decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+            batch = layout.unpack(packed)
+            hidden_TD, kv_cache = decoder(
+                pick_token_ids(batch.token_ids, state.last_token),
+                batch.positions,
+                state.kv_cache,
+                batch.attention,
+                decode_only=layout.bucket.decode_only,
+            )
+            logits_SV = decoder.logits(hidden_TD[batch.sample_indices])
+            sampled_S = sample(logits_SV, batch.sampling)
+            last_token = state.last_token.at[batch.rows].set(sampled_S)
+            return DeviceState(kv_cache, last_token), sampled_S
+
+        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed)
+
+    def execute(self, output: SchedulerOutput) -> StepHandle:
+        """Launch a step without waiting for it."""
+        layout, packed, sequences = self._builder.build(output)
+        sampled = self._launch(layout, packed)
+        return _JaxStep(sampled, sequences, layout.bucket.num_tokens - output.num_tokens)
+
+    def reset(self) -> None:
+        """Start from an empty cache; the old one may be lost with the failed step."""
+        self._state = new_device_state(self._model, self._config)
+
+    def _launch(self, layout: BatchLayout, packed: np.ndarray) -> Array:
+        program = self._programs[layout.bucket]
+        self._state, sampled = program(self._weights, self._state, packed)
+        return sampled
+
+
+class _JaxStep:
+    """A launched step whose tokens are on their way to the host."""
+
+    def __init__(self, sampled: Array, sequences: list[int], num_padded_tokens: int) -> None:
+        self._sampled = sampled
+        self._sequences = sequences
+        self.num_padded_tokens = num_padded_tokens
+        sampled.copy_to_host_async()
+
+    def result(self) -> Sequence[int]:
+        token_ids: list[int] = np.asarray(self._sampled).tolist()
+        return [token_ids[seq] for seq in self._sequences]

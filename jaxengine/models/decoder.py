@@ -1,0 +1,177 @@
+"""The decoder of the Llama line: packed tokens and a paged KV cache in, hidden states out.
+
+One class with options covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3 (models/config.py).
+Layers are unrolled: a scan over stacked weights copies each layer's slice.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.layers import (
+    Linear,
+    RMSNorm,
+    apply_rope,
+    project,
+    rope_frequencies,
+    rope_tables,
+)
+from kernels_pallas.ragged_paged_attention import (
+    AttentionBatch,
+    ragged_paged_attention,
+    write_kv,
+)
+
+__all__ = ["Decoder"]
+
+Rope = tuple[Array, Array]
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention. q, k and v are one product: few large beat many small."""
+
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+        self.config = config
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self.qkv_proj = Linear(
+            config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias, dtype=dtype
+        )
+        self.o_proj = Linear(q_size, config.hidden_size, bias=False, dtype=dtype)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, dtype=dtype)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, dtype=dtype)
+
+    def __call__(
+        self,
+        x_TD: Float[Array, "T D"],
+        rope: Rope,
+        kv_cache: Array,
+        batch: AttentionBatch,
+        *,
+        first_block: int,
+        decode_only: bool,
+    ) -> tuple[Float[Array, "T D"], Array]:
+        config = self.config
+        num_tokens = x_TD.shape[0]
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        q, k, v = jnp.split(self.qkv_proj(x_TD), [q_size, q_size + kv_size], axis=-1)
+        q_TNH = q.reshape(num_tokens, config.num_heads, config.head_dim)
+        k_TKH = k.reshape(num_tokens, config.num_kv_heads, config.head_dim)
+        v_TKH = v.reshape(num_tokens, config.num_kv_heads, config.head_dim)
+        if config.qk_norm:
+            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
+        q_TNH, k_TKH = apply_rope(q_TNH, rope), apply_rope(k_TKH, rope)
+        kv_cache = write_kv(kv_cache, k_TKH, v_TKH, batch.slot_mapping, first_block=first_block)
+        out_TNH = ragged_paged_attention(
+            q_TNH,
+            kv_cache,
+            batch,
+            first_block=first_block,
+            num_kv_heads=config.num_kv_heads,
+            scale=config.head_dim**-0.5,
+            decode_only=decode_only,
+        )
+        return self.o_proj(out_TNH.reshape(num_tokens, q_size)), kv_cache
+
+
+class MLP(nnx.Module):
+    """SwiGLU; gate and up are one product."""
+
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+        self.gate_up_proj = Linear(
+            config.hidden_size, 2 * config.intermediate_size, bias=False, dtype=dtype
+        )
+        self.down_proj = Linear(
+            config.intermediate_size, config.hidden_size, bias=False, dtype=dtype
+        )
+
+    def __call__(self, x_TD: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD, out_dtype=jnp.float32), 2, axis=-1)
+        return self.down_proj((jax.nn.silu(gate_TF) * up_TF).astype(x_TD.dtype))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(config, dtype=dtype)
+        self.post_attention_norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
+        )
+        self.mlp = MLP(config, dtype=dtype)
+
+    def __call__(
+        self,
+        x_TD: Float[Array, "T D"],
+        rope: Rope,
+        kv_cache: Array,
+        batch: AttentionBatch,
+        *,
+        first_block: int,
+        decode_only: bool,
+    ) -> tuple[Float[Array, "T D"], Array]:
+        attended_TD, kv_cache = self.attention(
+            self.input_norm(x_TD),
+            rope,
+            kv_cache,
+            batch,
+            first_block=first_block,
+            decode_only=decode_only,
+        )
+        x_TD = x_TD + attended_TD
+        return x_TD + self.mlp(self.post_attention_norm(x_TD)), kv_cache
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm, and the output projection.
+
+    Weights are zeros until models.loader fills them (under `nnx.eval_shape`, nothing at all).
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+        self.config = config
+        self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        self.layers = nnx.List(
+            [DecoderLayer(config, dtype=dtype) for _ in range(config.num_layers)]
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        if not config.tie_embeddings:
+            self.lm_head = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+
+    def __call__(
+        self,
+        token_ids_T: Int[Array, "T"],
+        positions_T: Int[Array, "T"],
+        kv_cache: Array,
+        batch: AttentionBatch,
+        *,
+        decode_only: bool,
+    ) -> tuple[Float[Array, "T D"], Array]:
+        """Run all layers over the packed tokens.
+
+        Returns:
+            Hidden states before the final norm, and the cache with this step's K and V.
+        """
+        rope = rope_tables(positions_T, rope_frequencies(self.config))
+        blocks_per_layer = kv_cache.shape[0] // self.config.num_layers
+        x_TD = self.embedding[...][token_ids_T]
+        for index, layer in enumerate(self.layers):
+            x_TD, kv_cache = layer(
+                x_TD,
+                rope,
+                kv_cache,
+                batch,
+                first_block=index * blocks_per_layer,
+                decode_only=decode_only,
+            )
+        return x_TD, kv_cache
+
+    def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
+        """Return f32 logits of the given hidden states; call it only where a token is sampled."""
+        head = self.embedding if self.config.tie_embeddings else self.lm_head
+        return project(self.norm(x_SD), head[...])

@@ -1,0 +1,115 @@
+"""Building blocks of the decoder, as Flax NNX modules over packed tokens.
+
+Letters: T packed tokens, N query heads, K kv heads, H head dim, D model, F hidden, V vocab.
+"""
+
+import math
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from jaxengine.models.config import Llama3RopeScaling, ModelConfig
+
+__all__ = ["Linear", "RMSNorm", "apply_rope", "row_mean", "rope_frequencies", "rope_tables"]
+
+# Columns of the ones that turn a row sum into a product (see row_mean).
+SUM_COLUMNS = 8
+
+
+class Linear(nnx.Module):
+    """x · Wᵀ (+ b), with the weight as stored by Hugging Face: [out, in].
+
+    That layout is two to three times faster on the CPU than [in, out]. A quantised weight
+    replaces this class, and nothing else.
+    """
+
+    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike) -> None:
+        self.weight = nnx.Param(jnp.zeros((out_size, in_size), dtype))
+        self.bias = nnx.Param(jnp.zeros((out_size,), dtype)) if bias else None
+
+    def __call__(self, x_TI: Float[Array, "T I"], *, out_dtype: DTypeLike | None = None) -> Array:
+        """Return the product in `out_dtype` (default: that of x), accumulated in f32."""
+        y_TO = project(x_TI, self.weight[...])
+        if self.bias is not None:
+            y_TO = y_TO + self.bias[...].astype(jnp.float32)
+        return y_TO.astype(x_TI.dtype if out_dtype is None else out_dtype)
+
+
+def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "O I"]) -> Float[Array, "T O"]:
+    """Return x · wᵀ in f32."""
+    return lax.dot_general(
+        x_TI,
+        w_OI,
+        (((1,), (1,)), ((), ())),
+        precision=lax.Precision.HIGHEST if x_TI.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def row_mean(x: Float[Array, "*B C"]) -> Float[Array, "*B 1"]:
+    """Return the mean over the last axis, in an order that does not depend on the other axes.
+
+    XLA orders a plain reduction by the fusion that it lands in, so its last bits can change with
+    the bucket. A product with ones does not, from two rows on.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    total = project(flat, jnp.ones((SUM_COLUMNS, x.shape[-1]), jnp.float32))[:, :1]
+    return (total / x.shape[-1]).reshape(*x.shape[:-1], 1)
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square norm over the last axis, computed in f32."""
+
+    def __init__(self, size: int, *, eps: float, dtype: DTypeLike) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+        x32 = x.astype(jnp.float32)
+        normed = x32 * lax.rsqrt(row_mean(x32 * x32) + self.eps)
+        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_frequencies(config: ModelConfig) -> tuple[float, ...]:
+    """Return the H/2 rotation frequencies, in radians per position."""
+    half = config.head_dim // 2
+    frequencies = [config.rope_theta ** (-i / half) for i in range(half)]
+    if config.rope_scaling is None:
+        return tuple(frequencies)
+    return tuple(_scale_llama3(f, config.rope_scaling) for f in frequencies)
+
+
+def _scale_llama3(frequency: float, scaling: Llama3RopeScaling) -> float:
+    """Stretch long wavelengths by `factor`, keep short ones, and blend in between."""
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+    if turns < scaling.low_freq_factor:
+        return frequency / scaling.factor
+    if turns > scaling.high_freq_factor:
+        return frequency
+    blend = (turns - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - blend) * frequency / scaling.factor + blend * frequency
+
+
+def rope_tables(
+    positions_T: Int[Array, "T"], frequencies: tuple[float, ...]
+) -> tuple[Float[Array, "T 1 H/2"], Float[Array, "T 1 H/2"]]:
+    """Return cosines and sines of the rotation of each token, in f32; computed once per step."""
+    angles = positions_T[:, None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
+    return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+
+
+def apply_rope(
+    x_TNH: Float[Array, "T N H"],
+    rope: tuple[Float[Array, "T 1 H/2"], Float[Array, "T 1 H/2"]],
+) -> Float[Array, "T N H"]:
+    """Rotate the first half of each head against the second (the "neox" pairing)."""
+    cos, sin = rope
+    first, second = jnp.split(x_TNH.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_TNH.dtype)
+
+
