@@ -33,6 +33,14 @@ class TextTokenizer(Protocol):
         self, text: str, *, parse_special: bool = False, add_bos: bool = False
     ) -> list[int]: ...
 
+    def find_special(self, text: str) -> list[tuple[int, int, int]]:
+        """Return (start, end, token id) of every special token that is spelled out in a text."""
+        ...
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """Return the ids of one text given in parts: ids as they are, stretches as plain text."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes:
