@@ -9,7 +9,6 @@ stream ever waits for the socket, and whatever ends the connection ends its stre
 import asyncio
 import contextlib
 import logging
-from importlib import metadata
 
 import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -47,6 +46,7 @@ from gateway.messages import (
     UsageBody,
     generation_request,
 )
+from gateway.operations import server_version
 
 __all__ = ["STREAM_CONNECTIONS", "StreamConnection", "close_all", "stream_handler"]
 
@@ -363,7 +363,7 @@ class StreamConnection:
 
     def _hello(self) -> Hello:
         return Hello(
-            server=_server_name(),
+            server=f"headrace/{server_version()}",
             version=PROTOCOL_VERSION,
             model=self._config.model_name,
             limits=HelloLimits(
@@ -445,13 +445,6 @@ def _negotiate(request: web.Request) -> Codec:
         param="Sec-WebSocket-Protocol",
         code="unknown_subprotocol",
     )
-
-
-def _server_name() -> str:
-    try:
-        return f"headrace/{metadata.version('headrace')}"
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "headrace"
 
 
 def _microseconds(seconds: float) -> float:

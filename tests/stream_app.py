@@ -1,4 +1,4 @@
-"""A gateway reduced to `/v1/stream` on a FakeEngine, and a bare websocket to talk to it."""
+"""The gateway on a FakeEngine, and a bare websocket to talk to it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,35 +12,20 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from fakes import ByteChatTemplate, FakeEngine, byte_tokenizer
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS
+from gateway.app import build_app
 from gateway.config import GatewayConfig
-from gateway.errors import GatewayError
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
-from gateway.websocket import STREAM_CONNECTIONS, close_all, stream_handler
+from gateway.websocket import STREAM_CONNECTIONS
 
-__all__ = ["MODEL", "Gateway", "RawStream", "last_messages", "serve_streams", "start"]
+__all__ = ["MODEL", "Gateway", "RawStream", "serve_streams", "start", "until"]
 
 MODEL = "fake-model"
 
 
-@web.middleware
-async def _errors_as_json(request, handler):
-    try:
-        return await handler(request)
-    except GatewayError as error:
-        return web.json_response(
-            {"error": error.to_wire()}, status=error.status, headers=error.headers()
-        )
-
-
 def make_app(engine: FakeEngine, config: GatewayConfig) -> web.Application:
-    app = web.Application(middlewares=[_errors_as_json])
     metrics = Metrics(config.model_name)
-    app[CONFIG] = config
-    app[ENGINE] = engine
-    app[METRICS] = metrics
-    app[GENERATOR] = TextGenerator(
+    generator = TextGenerator(
         engine,
         byte_tokenizer(),
         ByteChatTemplate(),
@@ -48,12 +33,10 @@ def make_app(engine: FakeEngine, config: GatewayConfig) -> web.Application:
         metrics=metrics,
         clock=engine.clock,
     )
-    app[STREAM_CONNECTIONS] = set()
-    app.router.add_get("/v1/stream", stream_handler)
-    app.on_shutdown.append(close_all)
+    app = build_app(config, generator, metrics)
 
     async def close_generator(app):
-        app[GENERATOR].close()
+        generator.close()
 
     app.on_cleanup.append(close_generator)
     return app
@@ -130,15 +113,14 @@ class Gateway:
 
 @asynccontextmanager
 async def serve_streams(
-    engine: FakeEngine | None = None, **config: Any
+    engine: FakeEngine | None = None, *, handler_cancellation: bool = True, **config: Any
 ) -> AsyncIterator[Gateway]:
-    """Serve a FakeEngine on a free port, with aiohttp's production defaults; leave no task."""
+    """Serve a FakeEngine on a free port; leave no stream, no request and no task."""
     tasks_before = asyncio.all_tasks()
     engine = engine or FakeEngine()
     config = {"served_model_names": (MODEL,), **config}
     app = make_app(engine, GatewayConfig(**config))
-    # aiohttp's test server cancels handlers on disconnect by default; production does not.
-    server = TestServer(app, handler_cancellation=False)
+    server = TestServer(app, handler_cancellation=handler_cancellation)
     async with TestClient(server) as client:
         yield Gateway(client, engine, app)
     assert app[STREAM_CONNECTIONS] == set()
@@ -148,13 +130,12 @@ async def serve_streams(
     assert asyncio.all_tasks() - {asyncio.current_task()} <= tasks_before
 
 
+async def until(condition):
+    """Give the event loop turns until the condition holds; the test's own time limit ends it."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
 def start(stream_id: str, prompt: str = "Hi!", **request: Any) -> dict[str, Any]:
     request = {"prompt": prompt, "max_tokens": 4, **request}
     return {"type": "start", "id": stream_id, "request": request}
-
-
-def last_messages(messages: list[dict[str, Any]], stream_id: str) -> list[dict[str, Any]]:
-    """Return the terminal messages of one stream among all that were received."""
-    return [
-        m for m in messages if m.get("id") == stream_id and m["type"] in ("done", "error")
-    ]

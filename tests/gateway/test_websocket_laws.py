@@ -33,9 +33,7 @@ class ProtocolLaws(RuleBasedStateMachine):
         self.stack = AsyncExitStack()
         self.engine = FakeEngine(max_num_seqs=3, max_num_queued_requests=2)
         self.engine.hold()
-        gateway = await self.stack.enter_async_context(
-            serve_streams(self.engine, ws_max_streams=4)
-        )
+        gateway = await self.stack.enter_async_context(serve_streams(self.engine, ws_max_streams=4))
         self.stream = await self.stack.enter_async_context(gateway.connect())
 
     @rule(stream_id=st.sampled_from(IDS), max_tokens=st.integers(1, 6))
@@ -142,8 +140,10 @@ VALUES = st.recursive(
     | st.text(max_size=8)
     | st.binary(max_size=8)
     | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 FIELDS = [
