@@ -43,7 +43,7 @@ ALIASES = {
         size_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
-        description="SmolLM2-135M-Instruct, 4-bit, English chat model",
+        description="English chat model, 4-bit",
     )
 }
 HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
