@@ -94,7 +94,7 @@ class TextGenerator:
         self.engine = engine
         self._tokenizer = tokenizer
         self._config = config
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock
         self._encoder = PromptEncoder(
             tokenizer,
@@ -143,7 +143,7 @@ class TextGenerator:
             detokenizer=Detokenizer(self._tokenizer.token_bytes),
             stops=StopStrings(request.stop, include=request.include_stop_str_in_output),
             eos_token_ids=self.engine.limits.eos_token_ids,
-            metrics=self._metrics,
+            metrics=self.metrics,
             clock=self._clock,
         )
 
@@ -240,7 +240,7 @@ class TextGenerator:
             )
 
     def _count_rejection(self, error: GatewayError) -> None:
-        self._metrics.count_rejection(error.code or error.type)
+        self.metrics.count_rejection(error.code or error.type)
 
 
 def _engine_checked[T](make: Callable[[], T]) -> T:

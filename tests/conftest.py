@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import aiohttp
 import pytest
-from fakes import ByteChatTemplate, ByteTokenizer, FakeEngine, byte_tokenizer
 
+from fakes import ByteChatTemplate, ByteTokenizer, FakeEngine, byte_tokenizer
 from gateway.config import GatewayConfig
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
@@ -37,6 +37,28 @@ class RunningGateway:
     async def get(self, path: str) -> tuple[int, dict]:
         async with self.session.get(path) as response:
             return response.status, await response.json()
+
+
+@pytest.fixture
+def make_generator():
+    generators = []
+
+    def make(engine=None, words=(), **config):
+        engine = engine or FakeEngine(vocab_size=259 + len(words))
+        generator = TextGenerator(
+            engine,
+            byte_tokenizer(*words),
+            ByteChatTemplate(),
+            config=GatewayConfig(**config),
+            metrics=Metrics("m"),
+            clock=engine.clock,
+        )
+        generators.append(generator)
+        return generator
+
+    yield make
+    for generator in generators:
+        generator.close()
 
 
 type StartGateway = Callable[..., Awaitable[RunningGateway]]

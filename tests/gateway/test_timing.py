@@ -1,0 +1,68 @@
+import pytest
+
+from gateway.timing import TimeKeeper
+from jaxengine.outputs import RequestOutput, RequestTiming
+
+
+def output(queue_s=0.5, num_preemptions=0):
+    return RequestOutput(
+        request_id="r",
+        new_token_ids=(),
+        new_token_times_s=(),
+        queue_s=queue_s,
+        num_preemptions=num_preemptions,
+    )
+
+
+def test_without_an_engine_timing_everything_is_measured_from_the_token_times():
+    times = TimeKeeper(10.0)
+    times.note(output(queue_s=0.5, num_preemptions=2))
+    for time_s in (12.0, 12.5, 14.0):
+        times.add_token(time_s)
+    timing = times.finish(15.0, None)
+    assert timing.queue_s == 0.5
+    assert timing.prefill_s == 1.5
+    assert timing.ttft_s == 2.0
+    assert timing.decode_s == 2.0
+    assert timing.e2e_s == 5.0
+    assert timing.num_preemptions == 2
+
+
+def test_inter_token_latencies_are_by_nearest_rank():
+    times = TimeKeeper(0.0)
+    now = 0.0
+    times.add_token(now)
+    for gap in (4.0, 1.0, 3.0, 2.0):  # sorted 1 2 3 4: rank ceil(0.5*4)=2, ceil(0.99*4)=4
+        now += gap
+        assert times.add_token(now) == gap
+    timing = times.finish(now, None)
+    assert (timing.itl_p50_s, timing.itl_p99_s, timing.itl_max_s) == (2.0, 4.0, 4.0)
+    assert timing.itl_mean_s == pytest.approx(2.5)
+
+
+def test_one_token_has_no_inter_token_latency():
+    times = TimeKeeper(0.0)
+    assert times.add_token(1.0) is None
+    timing = times.finish(1.0, None)
+    assert timing.itl_mean_s is timing.itl_p50_s is timing.itl_p99_s is timing.itl_max_s is None
+
+
+def test_a_request_that_never_ran_spent_all_its_time_in_the_queue():
+    timing = TimeKeeper(1.0).finish(4.0, None)
+    assert (timing.queue_s, timing.e2e_s, timing.ttft_s) == (3.0, 3.0, None)
+    assert timing.prefill_s == timing.decode_s == 0.0
+
+
+def test_the_timing_of_the_engine_wins():
+    engine = RequestTiming(
+        queue_s=1.0,
+        prefill_s=2.0,
+        decode_s=3.0,
+        ttft_s=3.0,
+        e2e_s=6.0,
+        num_cached_tokens=0,
+        num_preemptions=1,
+    )
+    timing = TimeKeeper(0.0).finish(99.0, engine)
+    assert (timing.queue_s, timing.prefill_s, timing.decode_s) == (1.0, 2.0, 3.0)
+    assert (timing.ttft_s, timing.e2e_s, timing.num_preemptions) == (3.0, 6.0, 1)
