@@ -288,13 +288,15 @@ class Scheduler:
         self, request: Request, token_id: int
     ) -> tuple[FinishReason | None, int | None]:
         params = request.params
-        if request.num_output_tokens >= params.min_tokens and (
+        # Only what is known counts: the next token may be in flight already.
+        num_known = len(request.token_ids) - request.num_prompt_tokens
+        if num_known >= params.min_tokens and (
             token_id in params.stop_token_ids
             or (not params.ignore_eos and token_id in self._eos_token_ids)
         ):
             return FinishReason.STOP, token_id
         if (
-            request.num_output_tokens >= params.max_tokens
+            num_known >= params.max_tokens
             or len(request.token_ids) >= self._config.max_model_len
         ):
             return FinishReason.LENGTH, None

@@ -41,9 +41,11 @@ def dequantize(block_format: BlockFormat, data: np.ndarray, num_elements: int) -
     if block_format.block_elements == 1:
         return block_format.decode(blocks).reshape(num_elements)
     out = np.empty((len(blocks), block_format.block_elements), np.float32)
-    for start in range(0, len(blocks), CHUNK_BLOCKS):
-        chunk = blocks[start : start + CHUNK_BLOCKS]
-        out[start : start + CHUNK_BLOCKS] = block_format.decode(chunk)
+    # Damaged scales may be infinite or NaN; whoever loads the weights judges that.
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(blocks), CHUNK_BLOCKS):
+            chunk = blocks[start : start + CHUNK_BLOCKS]
+            out[start : start + CHUNK_BLOCKS] = block_format.decode(chunk)
     return out.reshape(num_elements)
 
 

@@ -151,8 +151,11 @@ def _rope_scaling(file: GGUFFile, arch: str, config: dict[str, Any]) -> dict[str
     divisors = file.tensor(ROPE_FREQS)
     # Where any frequency is scaled, the lowest one is, by the whole factor.
     factor = float(divisors.max())
-    expected = _llama3_divisors(config["head_dim"], config["rope_theta"], factor)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
+    if (
+        divisors.shape != (config["head_dim"] // 2,)
+        or not 1 <= factor < math.inf
+        or not np.allclose(divisors, _llama3_divisors(config, factor), rtol=1e-3)
+    ):
         raise ModelError(f"{file.path} scales its rotary frequencies in an unknown way")
     return {
         "rope_type": "llama3",
@@ -163,13 +166,16 @@ def _rope_scaling(file: GGUFFile, arch: str, config: dict[str, Any]) -> dict[str
     }
 
 
-def _llama3_divisors(head_dim: int, theta: float, factor: float) -> np.ndarray:
+def _llama3_divisors(config: dict[str, Any], factor: float) -> np.ndarray:
     """What llama3 scaling divides each rotary frequency by, f64[head_dim / 2].
 
     Waves shorter than original / high are kept, those longer than original / low are slowed by
     `factor`; between, the frequency (not its divisor) is blended linearly in original / wavelength.
     """
-    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    head_dim: int = config["head_dim"]
+    theta: float = config["rope_theta"]
+    with np.errstate(over="ignore"):
+        wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     turns = LLAMA3_ORIGINAL_POSITIONS / wavelengths
     keep = np.clip((turns - LLAMA3_LOW_FREQ) / (LLAMA3_HIGH_FREQ - LLAMA3_LOW_FREQ), 0, 1)
     return 1 / (keep + (1 - keep) / factor)

@@ -1,0 +1,236 @@
+"""The engine as asyncio sees it: a thread that steps, and a stream for every request."""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxengine.engine_core import EngineCore
+from jaxengine.errors import (
+    EngineDeadError,
+    EngineStoppingError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from jaxengine.output_stream import OutputStream
+from jaxengine.outputs import FinishReason, RequestOutput
+from jaxengine.request import Request
+from jaxengine.sampling_params import SamplingParams
+from jaxengine.stats import EngineStats
+from jaxengine.token_engine import EngineLimits
+
+__all__ = ["AsyncEngine"]
+
+logger = logging.getLogger(__name__)
+
+# What a refused caller is told. A prediction from the backlog may replace it.
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """End all requests and the thread."""
+
+
+_Message = Request | _Abort | _Stop
+
+
+class AsyncEngine:
+    """An EngineCore in a thread of its own; implements TokenEngine.
+
+    The event loop posts messages into an inbox; the thread hands all new tokens of a step to the
+    loop in one call. Neither touches the other's state.
+
+    Owns: the thread, the inbox, the streams. Create and use it on one event loop.
+    """
+
+    def __init__(self, core: EngineCore, limits: EngineLimits) -> None:
+        self._core = core
+        self._limits = limits
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._streams: dict[str, OutputStream] = {}
+        self._stats = core.stats()
+        self._accepting = False
+        self._failure: str | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    @property
+    def is_ready(self) -> bool:
+        return self._accepting and self._failure is None
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def start(self) -> None:
+        """Start the thread and accept requests. Call it on the event loop, once."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._accepting = True
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+    ) -> OutputStream:
+        """Queue a request; see TokenEngine.submit."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+        if not self._accepting:
+            raise EngineStoppingError("the engine is shutting down")
+        self._check(prompt_token_ids, params)
+        most = self._limits.max_num_seqs + self._limits.max_num_queued_requests
+        if len(self._streams) >= most:
+            raise QueueFullError(
+                f"{len(self._streams)} requests are running or waiting, the most allowed",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+        request = Request(
+            f"req-{secrets.token_hex(12)}",
+            tuple(prompt_token_ids),
+            params,
+            seed=seed,
+            arrival_time_s=time.monotonic(),
+            cache_salt=cache_salt,
+        )
+        stream = OutputStream(request.request_id, self._abort)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._inbox.put(request)
+        return stream
+
+    async def stop(self, *, drain_timeout_s: float) -> None:
+        """Accept nothing more, let requests finish for so long, abort the rest, end the thread."""
+        self._accepting = False
+        if not self._thread.is_alive():
+            return
+        try:
+            async with asyncio.timeout(drain_timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.info("draining timed out, %d requests are aborted", len(self._streams))
+        self._inbox.put(_Stop())
+        await asyncio.to_thread(self._thread.join)
+        # The thread's last outputs are on their way through the loop.
+        await self._idle.wait()
+
+    def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        limits = self._limits
+        if not prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty", field="prompt")
+        if len(prompt_token_ids) >= limits.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt_token_ids)} tokens, which leaves no room for an "
+                f"answer in a context of {limits.max_model_len}",
+                field="prompt",
+                code="context_length_exceeded",
+            )
+        for field, ids in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
+            if ids and not (0 <= min(ids) and max(ids) < limits.vocab_size):
+                raise InvalidRequestError(
+                    f"{field} has a token id outside the vocabulary of {limits.vocab_size}",
+                    field=field,
+                )
+
+    def _abort(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._inbox.put(_Abort(request_id))
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self._streams:
+            self._idle.set()
+
+    # On the event loop.
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # its reader left
+            stream.put(output)
+            if output.finished:
+                del self._streams[output.request_id]
+        self._note_idle()
+
+    def _deliver_failure(self, failure: str) -> None:
+        """End every stream by an error: the thread is dead."""
+        self._failure = failure
+        for request_id, stream in self._streams.items():
+            stream.put(
+                RequestOutput(
+                    request_id=request_id,
+                    new_token_ids=(),
+                    new_token_times_s=(),
+                    finish_reason=FinishReason.ERROR,
+                    error="the engine has failed",
+                )
+            )
+        self._streams.clear()
+        self._idle.set()
+
+    # In the engine thread.
+    def _run(self) -> None:
+        try:
+            running = True
+            while running:
+                outputs, running = self._read_inbox()
+                if running and self._core.has_work:
+                    outputs += self._core.step()
+                self._stats = self._core.stats()
+                if outputs:
+                    self._call(self._deliver, outputs)
+        except Exception as error:
+            logger.critical("the engine is dead", exc_info=error)
+            self._call(self._deliver_failure, f"{type(error).__name__}: {error}")
+
+    def _read_inbox(self) -> tuple[list[RequestOutput], bool]:
+        """Take in all messages, waiting for one if there is nothing else to do.
+
+        Returns:
+            Outputs of requests that ended, and whether to go on.
+        """
+        outputs: list[RequestOutput] = []
+        wait = not self._core.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return outputs, True
+            wait = False
+            match message:
+                case Request():
+                    self._core.add(message)
+                case _Abort(request_id):
+                    outputs += self._core.abort(request_id)
+                case _Stop():
+                    return outputs + self._core.abort_all(), False
+
+    def _call[T](self, function: Callable[[T], None], argument: T) -> None:
+        """Run a function on the event loop, unless that is gone."""
+        assert self._loop is not None, "the thread runs before start()"
+        # A closed loop has no readers left.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)

@@ -1,0 +1,154 @@
+"""From a model's files and an operator's wishes to an engine that is ready to start."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxengine.async_engine import AsyncEngine
+from jaxengine.config import Dtype, EngineConfig
+from jaxengine.engine_core import EngineCore
+from jaxengine.errors import ModelError
+from jaxengine.kv_cache import kv_block_bytes
+from jaxengine.model_runner import JaxModelRunner
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.loader import TensorSource, load_decoder
+from jaxengine.token_engine import EngineLimits
+
+__all__ = ["BuiltEngine", "EngineOptions", "build_engine", "plan_engine"]
+
+# The default of `kv_cache_memory_bytes`: enough for dozens of chats with a small model, little
+# enough for a laptop. Capped at a quarter of the memory.
+DEFAULT_KV_CACHE_BYTES = 1 << 30
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """What an operator asks for; None leaves the choice to us. Names as in EngineConfig.
+
+    Attributes:
+        kv_cache_memory_bytes: size of the KV cache; `num_kv_blocks` overrides it.
+        num_kv_blocks: blocks that requests can use.
+    """
+
+    dtype: Dtype = "bfloat16"
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 512
+    max_num_scheduled_tokens: int | None = None
+    max_num_seqs: int = 64
+    max_num_queued_requests: int = 1024
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    num_kv_blocks: int | None = None
+    watermark: float = 0.01
+    enable_prefix_caching: bool = True
+    overlap: bool = True
+
+
+class CheckpointSource(TensorSource, Protocol):
+    """A checkpoint: tensors and the configuration."""
+
+    @property
+    def hf_config(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltEngine:
+    """A warm engine and the facts that were decided on the way.
+
+    Attributes:
+        clamped_from: max_model_len as asked or as trained, if the KV cache cannot hold it.
+        num_buckets: compiled programs.
+    """
+
+    engine: AsyncEngine
+    model: ModelConfig
+    config: EngineConfig
+    clamped_from: int | None
+    num_buckets: int
+
+
+def plan_engine(
+    options: EngineOptions, model: ModelConfig, *, memory_bytes: int
+) -> tuple[EngineConfig, int | None]:
+    """Turn wishes into a consistent configuration.
+
+    Args:
+        memory_bytes: memory of the device.
+
+    Returns:
+        The configuration, and what max_model_len was before it was clamped to the KV cache.
+
+    Raises:
+        ModelError: the model's context is shorter than asked for, or the cache holds nothing.
+        ValueError: an option is out of range.
+    """
+    block_bytes = kv_block_bytes(model, block_size=options.block_size, dtype=options.dtype)
+    num_usable = options.num_kv_blocks
+    if num_usable is None:
+        cache_bytes = options.kv_cache_memory_bytes
+        if cache_bytes is None:
+            cache_bytes = min(DEFAULT_KV_CACHE_BYTES, memory_bytes // 4)
+        num_usable = cache_bytes // block_bytes - 1  # less the reserved block
+    if num_usable < 1:
+        raise ModelError(
+            f"the KV cache must hold at least 2 blocks of {block_bytes} bytes, one is reserved"
+        )
+    wanted = options.max_model_len or model.max_position_embeddings
+    if wanted > model.max_position_embeddings:
+        raise ModelError(
+            f"max_model_len {wanted} exceeds the model's context of "
+            f"{model.max_position_embeddings} tokens"
+        )
+    max_model_len = min(wanted, num_usable * options.block_size)
+    config = EngineConfig(
+        dtype=options.dtype,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_scheduled_tokens=options.max_num_scheduled_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_num_queued_requests=options.max_num_queued_requests,
+        block_size=options.block_size,
+        num_blocks=num_usable + 1,
+        watermark=options.watermark,
+        enable_prefix_caching=options.enable_prefix_caching,
+        overlap=options.overlap,
+    )
+    return config, wanted if max_model_len < wanted else None
+
+
+def build_engine(
+    checkpoint: CheckpointSource,
+    options: EngineOptions,
+    *,
+    memory_bytes: int,
+    weights_progress: Progress | None = None,
+    compile_progress: Progress | None = None,
+) -> BuiltEngine:
+    """Load the weights, compile every bucket, and return the engine, not started yet.
+
+    Raises:
+        ModelError: the model cannot be run as asked.
+        ValueError: an option is out of range.
+    """
+    model = ModelConfig.from_hf(checkpoint.hf_config)
+    config, clamped_from = plan_engine(options, model, memory_bytes=memory_bytes)
+    decoder = load_decoder(model, checkpoint, dtype=config.dtype, progress=weights_progress)
+    runner = JaxModelRunner(decoder, model, config)
+    runner.warm_up(progress=compile_progress)
+    limits = EngineLimits(
+        max_model_len=config.max_model_len,
+        vocab_size=model.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_queued_requests=config.max_num_queued_requests,
+        eos_token_ids=model.eos_token_ids,
+    )
+    core = EngineCore(config, runner, eos_token_ids=model.eos_token_ids)
+    return BuiltEngine(
+        engine=AsyncEngine(core, limits),
+        model=model,
+        config=config,
+        clamped_from=clamped_from,
+        num_buckets=len(runner.buckets),
+    )

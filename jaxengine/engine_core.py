@@ -1,0 +1,186 @@
+"""The body of the step loop: schedule, launch, take in. Single-threaded, no asyncio.
+
+Without overlap a step is launched and taken in at once: the readable truth. With overlap, the
+next step is launched before the one before is taken in, so that the host works while the device
+does. Both give the same tokens.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxengine.config import EngineConfig
+from jaxengine.errors import EngineDeadError
+from jaxengine.kv_cache_manager import KVCacheManager
+from jaxengine.model_runner import ModelRunner, StepHandle
+from jaxengine.outputs import RequestOutput
+from jaxengine.request import Request
+from jaxengine.scheduler import Scheduler, SchedulerOutput
+from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
+
+__all__ = ["EngineCore"]
+
+logger = logging.getLogger(__name__)
+
+# Steps that may fail one after the other before the engine gives up.
+MAX_FAILURES_IN_A_ROW = 3
+
+STEP_FAILED = "the engine failed while computing this request"
+
+
+@dataclass(slots=True)
+class _Step:
+    """A scheduled step; `handle` is None until it is launched."""
+
+    output: SchedulerOutput
+    handle: StepHandle | None = None
+
+
+class EngineCore:
+    """Scheduler and model runner, stepped by their owner.
+
+    Every request added gets exactly one last output, also when steps fail.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        *,
+        eos_token_ids: tuple[int, ...],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._clock = clock
+        self._kv = KVCacheManager(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(config, self._kv, eos_token_ids=eos_token_ids)
+        self._in_flight: deque[_Step] = deque()  # oldest first; not taken in yet
+        self._failures_in_a_row = 0
+        self._busy_since_s = 0.0
+        self._num_steps = 0
+        self._num_step_failures = 0
+        self._step_busy_s = 0.0
+        self._iteration_tokens = [0] * (len(ITERATION_TOKEN_BUCKETS) + 1)
+        self._iteration_tokens_sum = 0
+        self._padded_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether stepping makes progress."""
+        return self._scheduler.has_requests or bool(self._in_flight)
+
+    def add(self, request: Request) -> None:
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request early; its blocks are free at once. Returns its last output, if any."""
+        output = self._scheduler.abort(request_id, self._clock())
+        return [] if output is None else [output]
+
+    def abort_all(self) -> list[RequestOutput]:
+        """End every request early."""
+        return self._scheduler.abort_all(self._clock())
+
+    def step(self) -> list[RequestOutput]:
+        """Launch the next step, take in what is due, and return what is new.
+
+        With overlap, one step stays in flight. The device runs steps in order, so a step may use
+        all that the one before writes, and what the host does not know yet it does not need: the
+        device remembers the last token of every row. A request that turns out to have ended has
+        one surplus token in flight, which is dropped.
+
+        Raises:
+            EngineDeadError: too many steps failed in a row.
+        """
+        outputs: list[RequestOutput] = []
+        try:
+            launched = self._launch()
+            stay_in_flight = 1 if launched and self._config.overlap else 0
+            while len(self._in_flight) > stay_in_flight:
+                outputs += self._take_in(self._in_flight[0])
+                self._in_flight.popleft()
+        except Exception as error:
+            outputs += self._recover(error)
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, rows and blocks are all accounted for."""
+        self._scheduler.check_integrity()
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of all counters and gauges."""
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=self._kv.num_blocks,
+            num_free_blocks=self._kv.num_free_blocks,
+            num_cached_blocks=self._kv.num_cached_blocks,
+            block_size=self._config.block_size,
+            prefix_queries=self._kv.prefix_queries,
+            prefix_hits=self._kv.prefix_hits,
+            prompt_tokens=self._scheduler.prompt_tokens,
+            generation_tokens=self._scheduler.generation_tokens,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            step_busy_s=self._step_busy_s,
+            iteration_tokens=tuple(self._iteration_tokens),
+            iteration_tokens_sum=self._iteration_tokens_sum,
+            padded_tokens=self._padded_tokens,
+            compiles_after_ready=self._runner.compiles_after_ready,
+            num_step_failures=self._num_step_failures,
+        )
+
+    def _launch(self) -> bool:
+        """Schedule a step and start it on the device. Returns False if there was nothing to do."""
+        now_s = self._clock()
+        output = self._scheduler.schedule(now_s)
+        if not output.scheduled:
+            return False
+        if not self._in_flight:
+            self._busy_since_s = now_s
+        step = _Step(output)
+        self._in_flight.append(step)  # before the launch, so that a failing one is charged
+        step.handle = self._runner.execute(output)
+        self._num_steps += 1
+        self._iteration_tokens_sum += output.num_tokens
+        self._padded_tokens += step.handle.num_padded_tokens
+        bucket = sum(output.num_tokens > bound for bound in ITERATION_TOKEN_BUCKETS)
+        self._iteration_tokens[bucket] += 1
+        return True
+
+    def _take_in(self, step: _Step) -> list[RequestOutput]:
+        """Wait for the tokens of a step and hand them to their requests."""
+        assert step.handle is not None, "a step that failed to launch was not recovered from"
+        sampled = step.handle.result()
+        now_s = self._clock()
+        self._step_busy_s += now_s - self._busy_since_s
+        self._busy_since_s = now_s
+        self._failures_in_a_row = 0
+        return self._scheduler.update(step.output, sampled, now_s)
+
+    def _recover(self, error: Exception) -> list[RequestOutput]:
+        """Fail the requests of the steps in flight; all others start over on an empty cache."""
+        logger.error("a step failed", exc_info=error)
+        self._num_step_failures += 1
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            raise EngineDeadError(
+                f"{self._failures_in_a_row} steps failed in a row, the last with "
+                f"{type(error).__name__}"
+            ) from error
+        affected = {
+            item.request.request_id: item.request
+            for step in self._in_flight
+            for item in step.output.scheduled
+        }
+        self._in_flight.clear()
+        outputs = self._scheduler.fail(list(affected.values()), STEP_FAILED, self._clock())
+        self._runner.reset()
+        return outputs
