@@ -134,7 +134,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 def check_devices(probe: JaxProbe, nvidia_driver: Path = Path("/proc/driver/nvidia")) -> Check:
     """What JAX can compute on."""
     if probe.error is not None:
-        return Check("devices", "fail", "JAX does not answer", probe.error)
+        return Check("devices", "fail", "none", probe.error)
     names = [
         f"{device.platform}: {device.kind}"
         + (f" ({format_bytes(device.memory_bytes)})" if device.memory_bytes else "")

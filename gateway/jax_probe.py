@@ -3,6 +3,7 @@
 A broken GPU driver can hang or crash whoever loads it; the one that asks must survive that.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -58,6 +59,8 @@ def probe_jax(
         timeout_s: after which JAX counts as hanging.
         command: prints the answer as the last line of its output.
     """
+    if importlib.util.find_spec("jax") is None:
+        return JaxProbe(error="jax is not installed")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

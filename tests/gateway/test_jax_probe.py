@@ -2,6 +2,7 @@ import sys
 
 import pytest
 
+from gateway import jax_probe
 from gateway.jax_probe import Device, JaxProbe, probe_jax
 
 
@@ -46,3 +47,8 @@ def test_nonsense_is_said_to_be_nonsense(output: str):
     answer = probe(f"print({output!r})")
     assert answer.error is not None
     assert answer.error.startswith("JAX answered with something else")
+
+
+def test_without_jax_nobody_is_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax_probe.importlib.util, "find_spec", lambda name: None)
+    assert probe("exit(3)") == JaxProbe(error="jax is not installed")
