@@ -61,7 +61,8 @@ class AsyncClient:
         self._encoding = ENCODINGS[encoding]
         self._timeouts = timeout
         self._session: aiohttp.ClientSession | None = None
-        self._connection: Connection | None = None
+        # The last one takes new streams; before it are those that the server has said goodbye on.
+        self._connections: list[Connection] = []
         self._connecting = asyncio.Lock()
 
     async def chat(
@@ -100,9 +101,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the socket; streams that are still open end with ConnectionLost. Idempotent."""
-        connection, self._connection = self._connection, None
+        connections, self._connections = self._connections, []
         session, self._session = self._session, None
-        if connection is not None:
+        for connection in connections:
             await connection.close()
         if session is not None:
             await session.close()
@@ -133,19 +134,19 @@ class AsyncClient:
 
     async def _connect(self) -> Connection:
         async with self._connecting:  # one task connects, the others wait for it
-            if self._connection is not None and not self._connection.is_open:
-                lost, self._connection = self._connection, None
-                await lost.close()
-            if self._connection is None:
-                if self._session is None:
-                    self._session = aiohttp.ClientSession()
-                self._connection = await Connection.open(
-                    self._session,
-                    self._url,
-                    self._encoding,
-                    timeout_s=self._timeouts.connect_s,
-                )
-            return self._connection
+            for connection in self._connections:
+                if connection.has_ended:
+                    await connection.close()
+            self._connections = [c for c in self._connections if not c.has_ended]
+            if self._connections and self._connections[-1].takes_streams:
+                return self._connections[-1]
+            if self._session is None:
+                self._session = aiohttp.ClientSession()
+            connection = await Connection.open(
+                self._session, self._url, self._encoding, timeout_s=self._timeouts.connect_s
+            )
+            self._connections.append(connection)
+            return connection
 
 
 def _stream_url(base_url: str) -> str:

@@ -105,9 +105,14 @@ class Connection:
         return cls(ws, encoding, hello)
 
     @property
-    def is_open(self) -> bool:
+    def takes_streams(self) -> bool:
         """Whether new streams can be started here."""
         return not self._ended and self._goaway is None and not self._ws.closed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no stream of this connection is left."""
+        return self._ended
 
     def start(self, request: Mapping[str, object], *, return_token_ids: bool) -> StreamInbox:
         """Send a start message and return where its answers arrive.

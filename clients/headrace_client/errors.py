@@ -16,8 +16,6 @@ HeadraceError
 ```
 """
 
-# ruff: noqa: N818  (the names say what is wrong; the base says that they are errors)
-
 from typing import Literal
 
 __all__ = [

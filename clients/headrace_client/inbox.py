@@ -92,10 +92,14 @@ class StreamInbox:
         self._token_ids.clear()
 
     async def wait_accepted(self) -> None:
-        """Return when the request was accepted, or the stream has ended. Cancelling is safe."""
+        """Return when the request was accepted, or ended by a cancel. Cancelling is safe.
+
+        Raises:
+            HeadraceError: the stream ended with it before it was accepted.
+        """
         while self.accepted is None and not self.has_ended:
             await self._wait()
-        if self._error is not None:
+        if self.accepted is None and self._error is not None:
             raise self._error
 
     async def take(self) -> TextDelta | None:
