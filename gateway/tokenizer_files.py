@@ -7,7 +7,7 @@ texts begin and end.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -73,11 +73,12 @@ def _from_directory(directory: Path) -> TokenizerFiles:
     config = _optional_json(directory / "tokenizer_config.json")
     generation = _optional_json(directory / "generation_config.json")
     bos_id = _known_id(backend, config.get("bos_token"))
-    if bos_id is None and type(generation.get("bos_token_id")) is int:
-        bos_id = generation["bos_token_id"]
+    bos = generation.get("bos_token_id")
+    if bos_id is None and _is_token_id(bos, backend):
+        bos_id = bos
     # Chat models name one end token here and further ones there; each of them ends an answer.
     eos = generation.get("eos_token_id")
-    eos_ids = [eos] if type(eos) is int else list(eos) if isinstance(eos, list) else []
+    eos_ids = list(eos) if isinstance(eos, list) else [eos]
     eos_id = _known_id(backend, config.get("eos_token"))
     if eos_id is not None:
         eos_ids.append(eos_id)
@@ -88,7 +89,7 @@ def _from_directory(directory: Path) -> TokenizerFiles:
     return TokenizerFiles(
         backend=backend,
         bos_id=bos_id,
-        eos_ids=tuple(dict.fromkeys(i for i in eos_ids if type(i) is int and i >= 0)),
+        eos_ids=tuple(dict.fromkeys(i for i in eos_ids if _is_token_id(i, backend))),
         adds_bos=adds_bos and bos_id is not None,
     )
 
@@ -100,6 +101,11 @@ def _optional_json(path: Path) -> Mapping[str, Any]:
 def _known_id(backend: Backend, token: object) -> int | None:
     text = token_text(token)
     return None if text is None else backend.token_to_id(text)
+
+
+def _is_token_id(value: object, backend: Backend) -> TypeGuard[int]:
+    # Not isinstance: true and false are no ids.
+    return type(value) is int and 0 <= value < 2**32 and backend.id_to_token(value) is not None
 
 
 def _from_gguf(file: GGUFFile) -> TokenizerFiles:

@@ -113,8 +113,8 @@ def _unpack_rope_parameters(config: dict[str, Any], source: str) -> None:
             raise ModelError(f"{source}: the rope settings must be an object")
         scaling = dict(scaling)
         config["rope_theta"] = scaling.pop("rope_theta", config["rope_theta"])
-        rope_type = scaling.pop("type", None)
-        scaling.setdefault("rope_type", rope_type or "default")
+        old_name = scaling.pop("type", None)
+        scaling["rope_type"] = scaling.get("rope_type") or old_name or "default"
         if scaling["rope_type"] == "default":
             scaling = None
     config["rope_scaling"] = scaling
