@@ -14,6 +14,7 @@ from gateway.errors import (
     Forbidden,
     GatewayError,
     InternalError,
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     PayloadTooLarge,
@@ -68,7 +69,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             raise
         return error_response(_from_http_exception(request, exc))
     except ConnectionError:
-        raise  # the client is gone, nobody reads an answer
+        # The client is gone and nobody reads this; aiohttp would log a raised error as ours.
+        return error_response(InvalidRequest("the connection was lost"))
     except Exception:
         logger.exception("request %s: unexpected error", request.get(REQUEST_ID))
         return error_response(InternalError())

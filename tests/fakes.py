@@ -239,6 +239,7 @@ class FakeEngine:
     async def stop(self, *, drain_timeout_s: float) -> None:
         self.is_ready = False
         self._stopping = True
+        self._changed.set()
         try:
             async with asyncio.timeout(drain_timeout_s):
                 await self.wait_until(lambda: not self._requests)
@@ -301,6 +302,7 @@ class FakeEngine:
     def die(self, error: str = "the device is gone") -> None:
         self.failure = error
         self.is_ready = False
+        self._changed.set()
         self.fail_requests("the engine has failed")
 
     # Inside.

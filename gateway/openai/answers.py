@@ -6,6 +6,7 @@ chunk if asked for, then [DONE]. A failure is an error event, and then there is 
 not complete must not look complete.
 """
 
+import contextlib
 import logging
 import time
 import uuid
@@ -38,6 +39,7 @@ __all__ = ["AnswerFormat", "send_answer"]
 
 logger = logging.getLogger(__name__)
 
+type Deltas = AsyncGenerator[tuple[int, TextDelta] | None]
 type AnyChoice = CompletionChoice | ChatDeltaChoice | ChatChoice
 
 
@@ -131,27 +133,31 @@ class _Answer:
         config = self._request.app[CONFIG]
         events = EventStream(self._request, send_timeout_s=config.send_timeout_s)
         async with open_streams(self._request.app[GENERATOR], self._prepared) as streams:
-            await events.open()
-            try:
-                deltas = merged_deltas(streams, idle_s=config.sse_keep_alive_interval_s)
-                async with aclosing(deltas):
-                    await self._send_deltas(events, deltas, options)
-                await events.send(self._closing_events(options))
-            except GatewayError as exc:
-                await events.send([_error_event(exc)])
-            except ConnectionError:
-                raise  # the client is gone; nobody reads an ending
-            except Exception:
-                logger.exception("request %s: unexpected error", self._request.get(REQUEST_ID))
-                await events.send([_error_event(InternalError())])
-        await events.close()
+            deltas = merged_deltas(streams, idle_s=config.sse_keep_alive_interval_s)
+            async with aclosing(deltas):
+                with contextlib.suppress(ConnectionError):  # a client that leaves is a normal end
+                    await events.open()
+                    await self._send_stream(events, deltas, options)
+                    await events.close()
         return events.response
 
+    async def _send_stream(
+        self, events: EventStream, deltas: Deltas, options: StreamOptions
+    ) -> None:
+        """Send everything, or what there is and then the error that came in between."""
+        try:
+            await self._send_deltas(events, deltas, options)
+            await events.send(self._closing_events(options))
+        except ConnectionError:
+            raise
+        except GatewayError as exc:
+            await events.send([_error_event(exc)])
+        except Exception:
+            logger.exception("request %s: unexpected error", self._request.get(REQUEST_ID))
+            await events.send([_error_event(InternalError())])
+
     async def _send_deltas(
-        self,
-        events: EventStream,
-        deltas: AsyncGenerator[tuple[int, TextDelta] | None],
-        options: StreamOptions,
+        self, events: EventStream, deltas: Deltas, options: StreamOptions
     ) -> None:
         opened: set[int] = set()
         async for item in deltas:

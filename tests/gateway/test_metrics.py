@@ -1,0 +1,170 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.metrics import Metrics
+from gateway.timing import Timing
+from jaxengine.stats import EngineStats
+
+VLLM_SERIES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:iteration_tokens_total_bucket",
+}
+
+STATS = EngineStats(
+    num_running=2,
+    num_waiting=3,
+    num_blocks=10,
+    num_free_blocks=4,
+    num_preemptions=5,
+    compiles_after_ready=0,
+    iteration_tokens=(1, 2, *[0] * 13, 4),
+    iteration_tokens_sum=99,
+)
+
+
+def observed(prefix="headrace"):
+    metrics = Metrics("m", prefix=prefix)
+    metrics.watch_engine(lambda: STATS)
+    metrics.observe_inter_token_latency(0.0004)
+    metrics.observe_request(
+        "stop",
+        prompt_tokens=7,
+        completion_tokens=5,
+        timing=Timing(
+            queue_s=1.0,
+            prefill_s=2.0,
+            decode_s=4.0,
+            ttft_s=3.0,
+            e2e_s=7.0,
+            itl_mean_s=1.0,
+            itl_p50_s=1.0,
+            itl_p99_s=1.0,
+            itl_max_s=1.0,
+            num_preemptions=0,
+        ),
+    )
+    return metrics
+
+
+def samples(metrics):
+    text = metrics.render()[0].decode()
+    return [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+
+def value(metrics, name, **labels):
+    [found] = [
+        s.value for s in samples(metrics) if s.name == name and labels.items() <= s.labels.items()
+    ]
+    return found
+
+
+def test_a_request_is_seen_in_every_histogram():
+    metrics = observed()
+    for name, total in {
+        "time_to_first_token_seconds": 3,
+        "request_time_per_output_token_seconds": 1,  # 4 s over the 4 tokens after the first
+        "e2e_request_latency_seconds": 7,
+        "request_queue_time_seconds": 1,
+        "request_prefill_time_seconds": 2,
+        "request_decode_time_seconds": 4,
+        "request_prompt_tokens": 7,
+        "request_generation_tokens": 5,
+    }.items():
+        assert value(metrics, f"headrace_{name}_sum") == total
+        assert value(metrics, f"headrace_{name}_count") == 1
+    assert value(metrics, "headrace_requests_finished_total", finished_reason="stop") == 1
+
+
+def test_latency_buckets_start_at_half_a_millisecond():
+    metrics = observed()
+    assert value(metrics, "headrace_inter_token_latency_seconds_bucket", le="0.0005") == 1
+
+
+def test_the_engine_is_read_at_each_scrape():
+    metrics = observed()
+    assert value(metrics, "headrace_num_requests_running") == 2
+    assert value(metrics, "headrace_num_requests_waiting") == 3
+    assert value(metrics, "headrace_kv_cache_usage_ratio") == 0.6
+    assert value(metrics, "headrace_preemptions_total") == 5
+    assert value(metrics, "headrace_compiles_after_ready") == 0
+
+
+def test_tokens_per_step_are_a_cumulative_histogram():
+    metrics = observed()
+    name = "headrace_iteration_tokens"
+    assert value(metrics, f"{name}_bucket", le="1.0") == 1
+    assert value(metrics, f"{name}_bucket", le="2.0") == 3
+    assert value(metrics, f"{name}_bucket", le="16384.0") == 3
+    assert value(metrics, f"{name}_bucket", le="+Inf") == 7
+    assert (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum")) == (7, 99)
+
+
+def test_a_request_without_a_token_has_no_time_to_first_token():
+    metrics = Metrics("m")
+    metrics.observe_request(
+        "abort",
+        prompt_tokens=1,
+        completion_tokens=0,
+        timing=Timing(
+            queue_s=1.0,
+            prefill_s=0.0,
+            decode_s=0.0,
+            ttft_s=None,
+            e2e_s=1.0,
+            itl_mean_s=None,
+            itl_p50_s=None,
+            itl_p99_s=None,
+            itl_max_s=None,
+            num_preemptions=0,
+        ),
+    )
+    assert value(metrics, "headrace_time_to_first_token_seconds_count") == 0
+    assert value(metrics, "headrace_request_queue_time_seconds_count") == 1
+
+
+def test_vllm_names_are_exported_only_when_asked_for():
+    assert not any(s.name.startswith("vllm:") for s in samples(observed()))
+
+
+def test_vllm_names_carry_the_same_numbers_and_vllm_labels():
+    metrics = observed("vllm")
+    names = {s.name for s in samples(metrics)}
+    assert names >= VLLM_SERIES
+    assert any(name.startswith("headrace_") for name in names)
+    assert value(metrics, "vllm:kv_cache_usage_perc", model_name="m", engine="0") == 0.6
+    assert value(metrics, "vllm:time_to_first_token_seconds_sum", model_name="m") == 3
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="2.0") == 3
+
+
+def test_two_gateways_in_one_process_do_not_mix():
+    first, second = Metrics("a"), Metrics("b")
+    first.count_rejection("overloaded")
+    assert value(first, "headrace_requests_rejected_total", reason="overloaded") == 1
+    assert not [s for s in samples(second) if s.name == "headrace_requests_rejected_total"]
+
+
+async def test_the_endpoint_answers_in_the_format_that_is_asked_for(gateway):
+    async with gateway.session.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert "headrace_num_requests_running" in await response.text()
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with gateway.session.get("/metrics", headers=accept) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")

@@ -1,0 +1,23 @@
+async def test_a_living_engine_is_healthy_and_ready(gateway):
+    assert await gateway.get("/health") == (200, {"status": "ok"})
+    assert await gateway.get("/ready") == (200, {"status": "ready"})
+
+
+async def test_an_engine_that_loads_or_drains_is_healthy_but_not_ready(gateway):
+    gateway.engine.is_ready = False
+    assert await gateway.get("/health") == (200, {"status": "not_ready"})
+    assert await gateway.get("/ready") == (503, {"status": "not_ready"})
+
+
+async def test_a_dead_engine_is_neither(gateway):
+    gateway.engine.die("the device is gone")
+    status, body = await gateway.get("/health")
+    assert (status, body["status"]) == (503, "dead")
+    assert "the device is gone" in body["error"]
+    assert (await gateway.get("/ready"))[0] == 503
+
+
+async def test_the_version_is_told(gateway):
+    status, body = await gateway.get("/version")
+    assert status == 200
+    assert isinstance(body["version"], str)

@@ -1,0 +1,47 @@
+import pytest
+from aiohttp import web
+
+from gateway import pages
+from gateway.middleware import errors_as_json
+
+
+@pytest.fixture
+async def client(aiohttp_client, tmp_path):
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static" / "index.html").write_text("<p>hello")
+    (tmp_path / "static" / "chat.js").write_text("1;")
+    (tmp_path / "secret.txt").write_text("secret")
+    app = web.Application(middlewares=[errors_as_json])
+    pages.add_routes(app, tmp_path / "static")
+    return await aiohttp_client(app)
+
+
+async def test_the_page_comes_with_a_strict_policy(client):
+    response = await client.get("/")
+    assert await response.text() == "<p>hello"
+    assert response.content_type == "text/html"
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "connect-src 'self' ws: wss:" in policy
+    assert "unsafe" not in policy
+
+
+async def test_what_the_page_loads_has_its_type(client):
+    response = await client.get("/static/chat.js")
+    assert response.content_type == "text/javascript"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/secret.txt", "/static/..%2fsecret.txt", "/static/%2e%2e/secret.txt", "/static/"],
+)
+async def test_nothing_outside_the_folder_is_served(client, path):
+    response = await client.get(path)
+    assert response.status == 404
+    assert "secret\n" not in await response.text()
+
+
+async def test_the_gateway_serves_the_page_of_the_package(gateway):
+    async with gateway.session.get("/") as response:
+        assert response.status == 200
+        assert response.content_type == "text/html"

@@ -1,0 +1,109 @@
+import asyncio
+import json
+
+import pytest
+
+from connections import connection, posted
+from fakes import FakeEngine
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 4])
+async def test_a_client_that_leaves_while_it_runs_frees_the_engine(gateway, stream, n):
+    gateway.engine.hold()
+    async with posted(gateway.server.port, {"prompt": "x", "stream": stream, "n": n}):
+        await gateway.engine.wait_for_requests(n)
+        gateway.engine.step(3)
+    await gateway.engine.wait_until_idle()
+    assert gateway.engine.num_aborts == n
+
+
+async def test_a_client_that_leaves_while_it_waits_frees_its_place(start_gateway):
+    gateway = await start_gateway(FakeEngine(max_num_seqs=1))
+    gateway.engine.hold()
+    async with posted(gateway.server.port, {"prompt": "x"}):
+        await gateway.engine.wait_for_requests(1)
+        gateway.engine.step()
+        async with posted(gateway.server.port, {"prompt": "x"}):
+            await gateway.engine.wait_for_requests(2)
+            assert gateway.engine.num_waiting == 1
+        await gateway.engine.wait_until(lambda: gateway.engine.num_waiting == 0)
+        assert gateway.engine.num_active == 1
+    await gateway.engine.wait_until_idle()
+
+
+async def test_a_client_that_leaves_in_mid_stream_frees_the_engine(gateway):
+    gateway.engine.hold()
+    async with posted(gateway.server.port, {"prompt": "x", "stream": True}) as (reader, _):
+        await gateway.engine.wait_for_requests(1)
+        gateway.engine.step(3)
+        await reader.readuntil(b"data: ")
+    await gateway.engine.wait_until_idle()
+    assert gateway.engine.num_aborts == 1
+
+
+async def test_a_stop_lets_a_running_stream_finish(start_gateway):
+    gateway = await start_gateway(shutdown_timeout_s=60)
+    gateway.engine.hold()
+    body = {"prompt": "x", "stream": True, "max_tokens": 3}
+    async with posted(gateway.server.port, body) as (reader, _):
+        await gateway.engine.wait_for_requests(1)
+        stopping = asyncio.create_task(gateway.server.stop())
+        await gateway.engine.wait_until(lambda: not gateway.engine.is_ready)
+        assert (await gateway.get("/ready"))[0] == 503
+        assert (await gateway.get("/health"))[0] == 200
+        assert (await gateway.post("/v1/completions", {"prompt": "y"}))[0] == 503
+        gateway.engine.step(3)
+        text = (await reader.read()).decode()
+    assert text.count('"finish_reason":"length"') == 1
+    assert "data: [DONE]" in text
+    await stopping
+
+
+async def test_a_stop_ends_what_does_not_finish_in_time_with_an_error_event(start_gateway):
+    gateway = await start_gateway()
+    gateway.engine.hold()
+    async with posted(gateway.server.port, {"prompt": "x", "stream": True}) as (reader, _):
+        await gateway.engine.wait_for_requests(1)
+        gateway.engine.step(2)
+        await gateway.server.stop(drain_timeout_s=0)
+        text = (await reader.read()).decode()
+    assert '"code":"shutting_down"' in text
+    assert "[DONE]" not in text
+
+
+async def test_a_stop_answers_a_whole_answer_that_cannot_finish_with_503(start_gateway):
+    gateway = await start_gateway()
+    gateway.engine.hold()
+    task = asyncio.create_task(gateway.post("/v1/completions", {"prompt": "x"}))
+    await gateway.engine.wait_for_requests(1)
+    await gateway.server.stop()
+    status, body = await task
+    assert (status, body["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_one_connection_too_many_is_told_to_come_back(start_gateway):
+    gateway = await start_gateway(max_connections=1)
+    assert (await gateway.get("/health"))[0] == 200  # keeps its connection
+    async with connection(gateway.server.port) as (reader, _):
+        answer = (await reader.read()).decode()
+    assert answer.startswith("HTTP/1.1 503 ")
+    assert json.loads(answer.split("\r\n\r\n")[1])["error"]["code"] == "too_many_connections"
+
+
+async def test_a_connection_that_never_finishes_its_request_head_is_closed(start_gateway):
+    gateway = await start_gateway(keepalive_timeout_s=0.05)
+    async with connection(gateway.server.port) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert await reader.read() == b""
+
+
+async def test_a_port_that_is_taken_is_an_os_error(start_gateway):
+    gateway = await start_gateway()
+    with pytest.raises(OSError, match="address already in use"):
+        await start_gateway(port=gateway.server.port)
+
+
+async def test_the_url_is_one_that_a_browser_can_open(start_gateway):
+    gateway = await start_gateway(host="0.0.0.0")
+    assert gateway.server.url == f"http://127.0.0.1:{gateway.server.port}"
