@@ -68,7 +68,7 @@ def write_kv(
     v_TKH: Float[Array, "T K H"],
     slot_mapping_T: Int[Array, "T"],
     *,
-    first_block: int,
+    first_block: Int[Array, ""],
 ) -> Array:
     """Return the cache with K and V of the packed tokens at their slots, in place when donated.
 
@@ -88,7 +88,7 @@ def ragged_paged_attention(
     kv_cache: Array,
     batch: AttentionBatch,
     *,
-    first_block: int,
+    first_block: Int[Array, ""],
     num_kv_heads: int,
     scale: float,
     decode_only: bool = False,

@@ -49,7 +49,7 @@ def write_kv(
     v_TKH: Float[Array, "T K H"],
     slot_mapping_T: Int[Array, "T"],
     *,
-    first_block: int,
+    first_block: Int[Array, ""],
 ) -> Array:
     """Scatter K and V to their slots. Padding tokens share block 0, whose content is never read."""
     block_size = kv_cache.shape[3]
@@ -69,7 +69,7 @@ def ragged_paged_attention(
     prefill_tiles: Int[Array, "W 4"],
     num_prefill_tiles: Int[Array, ""],
     *,
-    first_block: int,
+    first_block: Int[Array, ""],
     num_kv_heads: int,
     scale: float,
     decode_only: bool,

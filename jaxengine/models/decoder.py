@@ -1,8 +1,11 @@
 """The decoder of the Llama line: packed tokens and a paged KV cache in, hidden states out.
 
 One class with options covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3 (models/config.py).
-Layers are unrolled: a scan over stacked weights copies each layer's slice.
+Layers are unrolled: a scan over stacked weights copies each layer's slice. They are traced once
+all the same, because every layer calls the same jitted function.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +54,7 @@ class Attention(nnx.Module):
         kv_cache: Array,
         batch: AttentionBatch,
         *,
-        first_block: int,
+        first_block: Int[Array, ""],
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], Array]:
         config = self.config
@@ -112,7 +115,7 @@ class DecoderLayer(nnx.Module):
         kv_cache: Array,
         batch: AttentionBatch,
         *,
-        first_block: int,
+        first_block: Int[Array, ""],
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], Array]:
         attended_TD, kv_cache = self.attention(
@@ -161,13 +164,10 @@ class Decoder(nnx.Module):
         blocks_per_layer = kv_cache.shape[0] // self.config.num_layers
         x_TD = self.embedding[...][token_ids_T]
         for index, layer in enumerate(self.layers):
-            x_TD, kv_cache = layer(
-                x_TD,
-                rope,
-                kv_cache,
-                batch,
-                first_block=index * blocks_per_layer,
-                decode_only=decode_only,
+            graph, weights = nnx.split(layer)
+            first_block = jnp.int32(index * blocks_per_layer)
+            x_TD, kv_cache = _run_layer(
+                graph, weights, x_TD, rope, kv_cache, batch, first_block, decode_only
             )
         return x_TD, kv_cache
 
@@ -175,3 +175,21 @@ class Decoder(nnx.Module):
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
         head = self.embedding if self.config.tie_embeddings else self.lm_head
         return project(self.norm(x_SD), head[...])
+
+
+@partial(jax.jit, static_argnames=("graph", "decode_only"))
+def _run_layer(
+    graph: nnx.GraphDef[DecoderLayer],
+    weights: nnx.State,
+    x_TD: Array,
+    rope: Rope,
+    kv_cache: Array,
+    batch: AttentionBatch,
+    first_block: Array,
+    decode_only: bool,
+) -> tuple[Array, Array]:
+    """Run one layer. All layers have equal graphs and shapes, so that the trace is shared."""
+    layer = nnx.merge(graph, weights)
+    return layer(
+        x_TD, rope, kv_cache, batch, first_block=first_block, decode_only=decode_only
+    )
