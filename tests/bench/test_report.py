@@ -38,7 +38,7 @@ def make_summary(*records: RequestRecord, **more: object) -> LoadSummary:
 
 
 def printed(*summaries: LoadSummary) -> str:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=80)
     print_summaries(console, summaries)
     return console.file.getvalue()
 
@@ -48,8 +48,9 @@ def test_the_table_has_a_row_for_each_load_with_its_figures():
     assert "8 streams" in text
     assert "2.5 req/s" in text
     assert "3.0" in text  # output tokens per second
-    assert "125 / 125 / 125" in text  # TTFT
-    assert "62.5 / 62.5 / 62.5" in text  # two tokens after 125 ms
+    assert "125/125" in text  # TTFT
+    assert "62.5/62.5" in text  # two tokens after 125 ms
+    assert "1000/1000" in text
 
 
 def test_a_clean_run_needs_no_note():
@@ -72,7 +73,7 @@ def test_a_clean_run_needs_no_note():
     ],
 )
 def test_what_a_reader_must_know_is_said_below_the_table(summary: LoadSummary, note: str):
-    assert note in printed(summary)
+    assert note in " ".join(printed(summary).split())
 
 
 def test_a_level_without_any_success_can_be_printed():
