@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +55,19 @@ def find_headrace() -> str:
 
 @contextmanager
 def running_server(
-    command: Sequence[str], *, startup_timeout_s: float, output: IO[str] | None = None
+    command: Sequence[str],
+    *,
+    startup_timeout_s: float,
+    output: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[ServerProcess]:
     """Start a server, wait until it is ready, and stop it at the end, whatever happens in between.
 
     Args:
         command: the command line, without --port; `[find_headrace(), "serve"]` for ours.
         startup_timeout_s: after which a server that is not ready has failed.
-        output: where its output goes; None leaves it ours.
+        output: where its output goes; None sends it to our stderr.
+        environment: variables that it gets besides ours.
 
     Raises:
         ServerFailed: it ended by itself, was not ready in time, or did not stop when asked.
@@ -74,6 +79,7 @@ def running_server(
             [*command, "--port", "0", "--port-file", str(port_file)],
             stdout=output or sys.stderr,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
         )
         try:
             yield wait_until_ready(process, port_file, start_s, startup_timeout_s)

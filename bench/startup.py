@@ -25,8 +25,8 @@ __all__ = ["StartupTimes", "measure_startup", "startup"]
 
 RESULT_SCHEMA = "headrace.bench.startup/1"
 
-# Starts a server with these arguments, stops it, and says how long it took.
-type StartOnce = Callable[[Sequence[str]], ServerProcess]
+# Starts a server that keeps compiled programs in this folder, stops it, says how long it took.
+type StartOnce = Callable[[Path], ServerProcess]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def measure_startup(start_once: StartOnce, repeats: int) -> dict[str, StartupTim
     """Start a server `repeats` times cold and as often warm.
 
     Args:
-        start_once: starts a server with additional arguments and stops it.
+        start_once: starts a server with a folder for compiled programs, and stops it.
         repeats: of each kind; every cold start has a folder of its own, which a warm one follows.
 
     Returns:
@@ -56,17 +56,22 @@ def measure_startup(start_once: StartOnce, repeats: int) -> dict[str, StartupTim
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="headrace-compiled-") as folder:
             for kind in ("cold", "warm"):
-                server = start_once(["--compile-cache-dir", folder])
+                server = start_once(Path(folder))
                 times[kind].listening_s.append(server.listening_s)
                 times[kind].ready_s.append(server.ready_s)
     return times
 
 
 def start_and_stop(
-    command: Sequence[str], startup_timeout_s: float, output: IO[str]
+    command: Sequence[str], compiled: Path, startup_timeout_s: float, output: IO[str]
 ) -> ServerProcess:
     """One start of a server."""
-    with running_server(command, startup_timeout_s=startup_timeout_s, output=output) as server:
+    with running_server(
+        command,
+        startup_timeout_s=startup_timeout_s,
+        output=output,
+        environment={"JAX_COMPILATION_CACHE_DIR": str(compiled)},
+    ) as server:
         return server
 
 
@@ -112,7 +117,8 @@ def startup(
         try:
             command = [find_headrace(), "serve", *serve_arguments]
             times = measure_startup(
-                lambda more: start_and_stop([*command, *more], startup_timeout_s, output), repeats
+                lambda compiled: start_and_stop(command, compiled, startup_timeout_s, output),
+                repeats,
             )
         except ServerFailed as error:
             output.seek(0)

@@ -48,6 +48,21 @@ def test_a_server_runs_for_as_long_as_the_block():
         assert output.read().count("asked") == 5  # three times too early, once ready, once here
 
 
+def test_a_server_gets_further_variables():
+    script = "import os; exit(int(os.environ['CODE']))"
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        pytest.raises(ServerFailed, match="exit code 5"),
+        running_server(
+            [sys.executable, "-c", script],
+            startup_timeout_s=60,
+            output=output,
+            environment={"CODE": "5"},
+        ),
+    ):
+        pass
+
+
 def test_a_server_that_ends_by_itself_has_failed():
     with (
         tempfile.TemporaryFile("w+") as output,

@@ -14,8 +14,7 @@ from bench.startup import measure_startup, startup
 def test_each_cold_start_has_an_empty_folder_and_the_warm_one_after_it_the_same():
     folders: list[tuple[Path, bool]] = []
 
-    def start_once(arguments: Sequence[str]) -> ServerProcess:
-        folder = Path(arguments[1])
+    def start_once(folder: Path) -> ServerProcess:
         folders.append((folder, any(folder.iterdir())))
         (folder / "program").touch()
         return ServerProcess("http://x", 1.0 * len(folders), 2.0 * len(folders))
@@ -31,11 +30,15 @@ def test_the_medians_are_printed_and_all_times_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     commands: list[Sequence[str]] = []
+    folders: list[str] = []
     ready_s = iter([9.0, 2.0, 8.0, 1.0, 10.0, 3.0])
 
     @contextmanager
-    def running(command: Sequence[str], **_: object) -> Iterator[ServerProcess]:
+    def running(
+        command: Sequence[str], *, environment: dict[str, str], **_: object
+    ) -> Iterator[ServerProcess]:
         commands.append(command)
+        folders.append(environment["JAX_COMPILATION_CACHE_DIR"])
         yield ServerProcess("http://x", 0.5, next(ready_s))
 
     monkeypatch.setattr(startup_module, "running_server", running)
@@ -45,7 +48,8 @@ def test_the_medians_are_printed_and_all_times_written(
         startup, ["--repeats", "3", "--output-json", str(path), "tiny", "--max-num-seqs", "4"]
     )
     assert result.exit_code == 0, result.output
-    assert commands[0][:5] == ["headrace", "serve", "tiny", "--max-num-seqs", "4"]
+    assert commands == [["headrace", "serve", "tiny", "--max-num-seqs", "4"]] * 6
+    assert len(set(folders)) == 3
     assert "9.00" in result.stdout
     assert "2.00" in result.stdout
     document = orjson.loads(path.read_bytes())
