@@ -203,8 +203,11 @@ class _Marks:
 
     def placeholders(self, contents: Sequence[str]) -> list[str]:
         """What to render in place of each content."""
-        # An empty content forges nothing, and templates ask whether there is any.
-        return [f"{self.nonce}.{i}." if content else "" for i, content in enumerate(contents)]
+        # White space forges nothing, and templates ask whether there is anything else.
+        return [
+            f"{self.nonce}.{index}." if content.strip() else content
+            for index, content in enumerate(contents)
+        ]
 
     def fill(self, text: str, contents: Sequence[str]) -> str:
         """The text with contents in place of their placeholders."""
