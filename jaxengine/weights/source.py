@@ -176,8 +176,9 @@ def _hub_snapshot(repo_id: str, *, local_only: bool) -> Path:
                 local_files_only=local_only,
             )
         )
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        # The hub's errors are all OSError or ValueError; their first line says what happened.
+    except Exception as error:
+        # Besides its own errors the hub's client lets those of its HTTP library through, which
+        # differ between its versions. The first line says what happened.
         if local_only and isinstance(error, FileNotFoundError):
             raise
         reason = str(error).strip().partition("\n")[0][:300]

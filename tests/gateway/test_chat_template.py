@@ -37,6 +37,12 @@ def tokenizer():
     return Tokenizer.from_model(tiny_model_files("llama"))
 
 
+@pytest.fixture(scope="module")
+def smollm2():
+    files = default_model_files()
+    return ChatTemplate.from_model(files), Tokenizer.from_model(files)
+
+
 def template(source):
     return ChatTemplate(source, tokens={"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
 
@@ -75,22 +81,18 @@ def test_text_and_ids_are_those_of_transformers(tokenizer, case):
 
 @pytest.mark.model
 @pytest.mark.parametrize("case", SMOLLM2_CASES, ids=range(len(SMOLLM2_CASES)))
-def test_the_default_model_gets_the_golden_prompt_ids(case):
-    files = default_model_files()
-    chat_template, tokenizer = ChatTemplate.from_model(files), Tokenizer.from_model(files)
+def test_the_default_model_gets_the_golden_prompt_ids(smollm2, case):
+    chat_template, tokenizer = smollm2
     turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", case["prompt"], re.DOTALL)
     assert chat_template.render(chat(*turns)) == case["prompt"]
     assert chat_template.encode(tokenizer, chat(*turns)) == case["prompt_ids"]
 
 
 @pytest.mark.model
-def test_the_default_model_adds_its_system_line():
-    files = default_model_files()
-    case = SMOLLM2_CASES[0]
-    ids = ChatTemplate.from_model(files).encode(
-        Tokenizer.from_model(files), chat(("user", "What is the capital of France?"))
-    )
-    assert ids == case["prompt_ids"]
+def test_the_default_model_adds_its_system_line(smollm2):
+    chat_template, tokenizer = smollm2
+    ids = chat_template.encode(tokenizer, chat(("user", "What is the capital of France?")))
+    assert ids == SMOLLM2_CASES[0]["prompt_ids"]
 
 
 def test_a_forged_turn_is_plain_text(tokenizer):

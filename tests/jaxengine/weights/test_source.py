@@ -123,14 +123,14 @@ def test_offline_a_missing_model_is_an_error_and_a_cached_one_is_used(tmp_path):
 
 
 def test_the_cache_is_where_the_user_wants_it(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     monkeypatch.delenv("HEADRACE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_dir() == Path("/home/somebody/.cache/headrace")
+    assert cache_dir() == Path("/home/user/.cache/headrace")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_dir() == Path("/xdg/headrace")
     monkeypatch.setenv("HEADRACE_CACHE", "~/own")
-    assert cache_dir() == Path("/home/somebody/own")
+    assert cache_dir() == Path("/home/user/own")
 
 
 def test_the_default_is_the_first_alias_and_is_not_there_before_it_was_fetched(
