@@ -113,14 +113,18 @@ class Gateway:
 
 @asynccontextmanager
 async def serve_streams(
-    engine: FakeEngine | None = None, *, handler_cancellation: bool = True, **config: Any
+    engine: FakeEngine | None = None,
+    *,
+    handler_cancellation: bool = True,
+    port: int = 0,
+    **config: Any,
 ) -> AsyncIterator[Gateway]:
-    """Serve a FakeEngine on a free port; leave no stream, no request and no task."""
+    """Serve a FakeEngine, by default on a free port; leave no stream, no request and no task."""
     tasks_before = asyncio.all_tasks()
     engine = engine or FakeEngine()
     config = {"served_model_names": (MODEL,), **config}
     app = make_app(engine, GatewayConfig(**config))
-    server = TestServer(app, handler_cancellation=handler_cancellation)
+    server = TestServer(app, port=port or None, handler_cancellation=handler_cancellation)
     async with TestClient(server) as client:
         yield Gateway(client, engine, app)
     assert app[STREAM_CONNECTIONS] == set()

@@ -103,7 +103,7 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
         server="headrace/0.1.0",
         version=1,
         model="smollm2-135m",
-        limits=HelloLimits(max_model_len=8192, max_streams=64, max_message_bytes=8 * 1024 * 1024),
+        limits=HelloLimits(max_model_len=8192, max_streams=32, max_message_bytes=8 * 1024 * 1024),
         heartbeat_s=20.0,
     ),
     "accepted": Accepted(id="chat-1", request_id="req-5f0c", prompt_tokens=31),
@@ -223,8 +223,7 @@ def _fields(parsed) -> dict:
         for name in parsed.__dataclass_fields__
         if (value := getattr(parsed, name)) is not None
         or name in ("stop_reason", "param", "code")
-        or (name.endswith("_s")
-        and isinstance(parsed, client_messages.Timing))
+        or (name.endswith("_s") and isinstance(parsed, client_messages.Timing))
     }
     if isinstance(parsed, client_messages.ServerError):
         fields["error"] = {n: fields.pop(n) for n in ("message", "type", "param", "code")}
