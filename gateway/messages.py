@@ -17,7 +17,7 @@ from aiohttp import WSMsgType
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.errors import GatewayError, InvalidRequest
-from gateway.generation import ChatMessage, GenerationRequest
+from gateway.generation import ChatMessage, GenerationRequest, Timing, Usage
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -150,6 +150,14 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int
 
+    @classmethod
+    def of(cls, usage: Usage) -> Self:
+        return cls(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        )
+
 
 class TimingBody(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one stream, measured in the server."""
@@ -164,6 +172,26 @@ class TimingBody(msgspec.Struct, frozen=True, kw_only=True):
     itl_p99_s: float | None
     itl_max_s: float | None
     preemptions: int
+
+    @classmethod
+    def of(cls, timing: Timing) -> Self:
+        """The same times, to the microsecond."""
+        return cls(
+            queue_s=round(timing.queue_s, 6),
+            ttft_s=_rounded(timing.ttft_s),
+            prefill_s=round(timing.prefill_s, 6),
+            decode_s=round(timing.decode_s, 6),
+            e2e_s=round(timing.e2e_s, 6),
+            itl_mean_s=_rounded(timing.itl_mean_s),
+            itl_p50_s=_rounded(timing.itl_p50_s),
+            itl_p99_s=_rounded(timing.itl_p99_s),
+            itl_max_s=_rounded(timing.itl_max_s),
+            preemptions=timing.num_preemptions,
+        )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

@@ -252,29 +252,13 @@ class StreamConnection:
             message = finish.error or "the generation failed"
             is_alive = self._generator.engine.is_ready  # else it drains, or has failed for good
             return Error.of(InternalError(message) if is_alive else Unavailable(message), stream_id)
-        usage, timing = finish.usage, finish.timing
         return Done(
             id=stream_id,
             seq=0,  # the outbox knows
             finish_reason=finish.reason,
             stop_reason=finish.stop_reason,
-            usage=UsageBody(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-            ),
-            timing=TimingBody(
-                queue_s=_microseconds(timing.queue_s),
-                ttft_s=_microseconds_or_none(timing.ttft_s),
-                prefill_s=_microseconds(timing.prefill_s),
-                decode_s=_microseconds(timing.decode_s),
-                e2e_s=_microseconds(timing.e2e_s),
-                itl_mean_s=_microseconds_or_none(timing.itl_mean_s),
-                itl_p50_s=_microseconds_or_none(timing.itl_p50_s),
-                itl_p99_s=_microseconds_or_none(timing.itl_p99_s),
-                itl_max_s=_microseconds_or_none(timing.itl_max_s),
-                preemptions=timing.num_preemptions,
-            ),
+            usage=UsageBody.of(finish.usage),
+            timing=TimingBody.of(finish.timing),
         )
 
     def _done_before_the_engine(self, stream: _Stream) -> Done:
@@ -290,7 +274,7 @@ class StreamConnection:
                 ttft_s=None,
                 prefill_s=0.0,
                 decode_s=0.0,
-                e2e_s=_microseconds(elapsed_s),
+                e2e_s=round(elapsed_s, 6),
                 itl_mean_s=None,
                 itl_p50_s=None,
                 itl_p99_s=None,
@@ -445,11 +429,3 @@ def _negotiate(request: web.Request) -> Codec:
         param="Sec-WebSocket-Protocol",
         code="unknown_subprotocol",
     )
-
-
-def _microseconds(seconds: float) -> float:
-    return round(seconds, 6)
-
-
-def _microseconds_or_none(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)

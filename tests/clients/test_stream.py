@@ -142,10 +142,14 @@ async def test_a_limit_that_passes_raises_and_cancels_in_the_server(timeouts, li
         serve_streams(engine) as gateway,
         AsyncClient(gateway.base_url, timeout=timeouts) as client,
     ):
-        stream = await client.complete("Hi!", max_tokens=100)
-        engine.step(num_steps)
-        with pytest.raises(GenerationTimeout) as error:
+
+        async def ask():
+            stream = await client.complete("Hi!", max_tokens=100)
+            engine.step(num_steps)
             await stream.text()
+
+        with pytest.raises(GenerationTimeout) as error:
+            await ask()
         await engine.wait_until_idle()
     assert (error.value.limit, error.value.after_s) == (limit, 0.05)
 
@@ -167,18 +171,21 @@ async def test_a_number_as_timeout_limits_the_whole_answer():
 
 
 async def test_text_that_has_arrived_is_read_even_when_the_limit_has_passed():
-    engine = FakeEngine()
-    engine.hold()
-    async with (
-        serve_streams(engine) as gateway,
-        AsyncClient(gateway.base_url, timeout=Timeouts(total_s=0.1)) as client,
-    ):
-        stream = await client.complete("Hi!", max_tokens=4)
-        engine.step(4)
-        assert (await anext(stream)).text == "defg"
-        await asyncio.sleep(0.15)
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
+    async def script(server):
+        stream_id = await server.accept()
+        await server.send(delta(stream_id, 0, "a"))
+        may_go_on = await server.receive()  # the client's start of another stream
+        await server.send(delta(stream_id, 1, "b"), done(stream_id, 2))
+        await server.send(done(may_go_on["id"], 0, finish_reason="cancelled"))
+        await server.wait_closed()
+
+    timeouts = Timeouts(idle_s=0.01)
+    async with scripted_server(script) as url, AsyncClient(url, timeout=timeouts) as client:
+        stream = await client.chat("Hi!")
+        assert (await anext(stream)).text == "a"
+        await client.chat("Hi!")
+        await asyncio.sleep(0.02)  # longer than the limit
+        assert await stream.text() == "b"
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
