@@ -210,11 +210,11 @@ def test_no_file_names_a_package_registry():
 
 
 def test_no_file_holds_a_path_of_somebodys_machine():
-    # /home/user is the name that examples give.
-    machine_path = re.compile(r"(?<![\w.~:/*-])/(?:home/(?!user\b)|root/|Users/|work/|tmp/)[\w.-]+")
+    machine_path = re.compile(r"(?<![\w.~:/*-])/(?:home|root|Users|work|tmp)/[\w.-]+")
     found = [
         f"{name}: {match.group()}"
         for name, text in read_texts()
-        if (match := machine_path.search(text))
+        # Tests show that such paths do not leak, with made-up ones.
+        if not name.startswith("tests/") and (match := machine_path.search(text))
     ]
-    assert found == []
+    assert not found, "\n".join(found)
