@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from gateway import operations, pages
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS, VERSION
 from gateway.config import GatewayConfig
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
@@ -35,6 +35,7 @@ def build_app(config: GatewayConfig, generator: TextGenerator, metrics: Metrics)
     app[ENGINE] = generator.engine
     app[GENERATOR] = generator
     app[METRICS] = metrics
+    app[VERSION] = operations.server_version()
     metrics.watch_engine(generator.engine.stats)
     app[STREAM_CONNECTIONS] = set()
     operations.add_routes(app)

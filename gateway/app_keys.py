@@ -7,9 +7,10 @@ from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
 from jaxengine.token_engine import TokenEngine
 
-__all__ = ["CONFIG", "ENGINE", "GENERATOR", "METRICS"]
+__all__ = ["CONFIG", "ENGINE", "GENERATOR", "METRICS", "VERSION"]
 
 CONFIG: web.AppKey[GatewayConfig] = web.AppKey("CONFIG", GatewayConfig)
 ENGINE: web.AppKey[TokenEngine] = web.AppKey("ENGINE")
 GENERATOR: web.AppKey[TextGenerator] = web.AppKey("GENERATOR", TextGenerator)
 METRICS: web.AppKey[Metrics] = web.AppKey("METRICS", Metrics)
+VERSION: web.AppKey[str] = web.AppKey("VERSION", str)

@@ -1,16 +1,18 @@
 """What operators and load balancers ask: is it alive, is it ready, which numbers, which version."""
 
+import functools
 from importlib import metadata
 
 from aiohttp import web
 
-from gateway.app_keys import ENGINE, METRICS
+from gateway.app_keys import ENGINE, METRICS, VERSION
 
 __all__ = ["add_routes", "server_version"]
 
 
+@functools.cache
 def server_version() -> str:
-    """Return the version of the installed distribution."""
+    """Return the version of the installed distribution. The first call reads files."""
     try:
         return metadata.version("headrace")
     except metadata.PackageNotFoundError:
@@ -47,5 +49,5 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-async def version(_request: web.Request) -> web.Response:
-    return web.json_response({"version": server_version()})
+async def version(request: web.Request) -> web.Response:
+    return web.json_response({"version": request.app[VERSION]})

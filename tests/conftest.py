@@ -1,11 +1,14 @@
 """Fixtures that several packages' tests share."""
 
+import io
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import aiohttp
 import pytest
+from blockbuster import BlockBuster
 
 from fakes import ByteChatTemplate, ByteTokenizer, FakeEngine, byte_tokenizer
 from gateway.config import GatewayConfig
@@ -31,7 +34,9 @@ class RunningGateway:
 
     async def post(self, path: str, body: object) -> tuple[int, dict]:
         """POST a JSON body; return the status and the JSON of the answer."""
-        async with self.session.post(path, json=body) as response:
+        data = io.BytesIO(json.dumps(body).encode())  # aiohttp warns of large bytes
+        headers = {"Content-Type": "application/json"}
+        async with self.session.post(path, data=data, headers=headers) as response:
             return response.status, await response.json()
 
     async def get(self, path: str) -> tuple[int, dict]:
@@ -68,6 +73,8 @@ type StartGateway = Callable[..., Awaitable[RunningGateway]]
 async def start_gateway() -> AsyncIterator[StartGateway]:
     """Start gateways; ``await start_gateway(engine, max_n=2)`` sets fields of GatewayConfig."""
     async with AsyncExitStack() as stack:
+        blocking = BlockBuster("gateway")  # lets what blocks the event loop raise
+        stack.callback(blocking.deactivate)
 
         async def start(
             engine: FakeEngine | None = None,
@@ -76,6 +83,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             chat_template: object = ByteChatTemplate(),
             **settings: object,
         ) -> RunningGateway:
+            blocking.deactivate()  # starting reads files
             engine = engine or FakeEngine()
             tokenizer = tokenizer or byte_tokenizer()
             config = GatewayConfig(
@@ -92,6 +100,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             )
             server = await stack.enter_async_context(Server(config, generator, metrics))
             session = await stack.enter_async_context(aiohttp.ClientSession(server.url))
+            blocking.activate()
             return RunningGateway(
                 engine=engine,
                 tokenizer=tokenizer,

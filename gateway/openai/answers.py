@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR, VERSION
 from gateway.errors import GatewayError, InternalError, Unavailable
 from gateway.generation import PreparedGeneration, TextDelta, TextFinish
 from gateway.middleware import REQUEST_ID
@@ -32,7 +32,6 @@ from gateway.openai.protocol import (
     StreamOptions,
     UsageBody,
 )
-from gateway.operations import server_version
 from gateway.sse import DONE, EventStream, event
 
 __all__ = ["AnswerFormat", "send_answer"]
@@ -102,7 +101,7 @@ class _Answer:
         self._format = answer_format
         self._id = f"{answer_format.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._fingerprint = f"headrace-{server_version()}"
+        self._fingerprint = f"headrace-{request.app[VERSION]}"
         self._usage = _UsageCount(prepared, n)
 
     async def whole(self) -> web.Response:

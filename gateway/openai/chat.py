@@ -63,8 +63,10 @@ def chat_messages(bodies: list[MessageBody]) -> tuple[ChatMessage, ...]:
     """Return the messages as the template knows them.
 
     Raises:
-        InvalidRequest: a role or content that we cannot serve; `param` is its path.
+        InvalidRequest: no message, or one that we cannot serve; `param` is its path.
     """
+    if not bodies:
+        raise InvalidRequest("messages must not be empty", param="messages")
     return tuple(_message(body, f"messages[{i}]") for i, body in enumerate(bodies))
 
 
