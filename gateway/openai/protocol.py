@@ -22,6 +22,7 @@ __all__ = [
     "Envelope",
     "GeneratedMessage",
     "MessageBody",
+    "PromptTokensDetails",
     "SamplingBody",
     "StreamOptions",
     "UsageBody",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gateway.errors import InvalidRequest
 
-__all__ = ["refuse_unsupported"]
+__all__ = ["CHAT_FIELDS", "COMPLETION_FIELDS", "refuse_unsupported"]
 
 # Field -> values that ask for nothing. Null always does.
 _COMMON: Mapping[str, tuple[object, ...]] = {
