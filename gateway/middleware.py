@@ -114,7 +114,7 @@ def host_and_origin_guard(config: GatewayConfig) -> Middleware:
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1 or not allowed.host(hosts[0]):
             raise Forbidden(
-                "this Host is not allowed; the server's --allowed-hosts names those that are",
+                "this Host is not allowed; the server's --allowed-host names those that are",
                 code="host_not_allowed",
             )
         origins = request.headers.getall("Origin", [])
@@ -122,7 +122,7 @@ def host_and_origin_guard(config: GatewayConfig) -> Middleware:
             return await handler(request)
         if len(origins) > 1 or not allowed.origin(origins[0], hosts[0]):
             raise Forbidden(
-                "this Origin is not allowed; the server's --allowed-origins names those that are",
+                "this Origin is not allowed; the server's --allowed-origin names those that are",
                 code="origin_not_allowed",
             )
         request[_ORIGIN] = origins[0]
