@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import aiohttp
+import hypothesis
 import pytest
 from blockbuster import BlockBuster
 
@@ -15,6 +16,11 @@ from gateway.config import GatewayConfig
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
 from gateway.server import Server
+
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("headrace", deadline=None)
+hypothesis.settings.load_profile("headrace")
 
 
 @dataclass(frozen=True, kw_only=True)

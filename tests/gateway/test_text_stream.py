@@ -99,9 +99,7 @@ async def test_an_unfinished_code_point_is_flushed_at_the_end(make_generator):
     assert joined(deltas, last) == "\ufffd"
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(
     answer=st.binary(max_size=20),
     stops=st.lists(st.sampled_from(["a", "ab", "\ufffd", "é"]), max_size=2, unique=True),
