@@ -17,7 +17,6 @@ from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
 from gateway.server import Server
 
-
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("headrace", deadline=None)
 hypothesis.settings.load_profile("headrace")
