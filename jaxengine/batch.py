@@ -148,10 +148,7 @@ class BatchLayout:
             attention=AttentionBatch(**{name: arrays[name] for name in AttentionBatch._fields}),
             sampling=SamplingBatch(
                 **floats,
-                **{
-                    name: arrays[name]
-                    for name in ("top_k", "seed", "position", "suppressed_ids")
-                },
+                **{name: arrays[name] for name in ("top_k", "seed", "position", "suppressed_ids")},
                 any_random=arrays["any_random"] > 0,
                 any_filtered=arrays["any_filtered"] > 0,
                 any_suppressed=arrays["any_suppressed"] > 0,
@@ -206,9 +203,7 @@ class BatchBuilder:
             f"no bucket holds {output.num_tokens} tokens of {len(output.scheduled)} sequences"
         )
 
-    def build(
-        self, output: SchedulerOutput
-    ) -> tuple[BatchLayout, NDArray[np.int32], list[int]]:
+    def build(self, output: SchedulerOutput) -> tuple[BatchLayout, NDArray[np.int32], list[int]]:
         """Pack one step.
 
         Returns:
@@ -300,11 +295,7 @@ class BatchBuilder:
         return (*eos, *params.stop_token_ids)
 
 
-def pick_token_ids(
-    token_ids_T: Int[Array, "T"], last_token_R: Int[Array, "R"]
-) -> Int[Array, "T"]:
+def pick_token_ids(token_ids_T: Int[Array, "T"], last_token_R: Int[Array, "R"]) -> Int[Array, "T"]:
     """Replace the marks of pending tokens by what the device remembers."""
     rows = jnp.maximum(-1 - token_ids_T, 0)
     return jnp.where(token_ids_T < 0, last_token_R[rows], token_ids_T)
-
-

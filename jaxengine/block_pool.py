@@ -102,9 +102,7 @@ class BlockPool:
                 else:
                     self._num_free_cached += 1
 
-    def remember(
-        self, block_id: int, block_hash: BlockHash, token_ids: tuple[int, ...]
-    ) -> None:
+    def remember(self, block_id: int, block_hash: BlockHash, token_ids: tuple[int, ...]) -> None:
         """Put a full block into the prefix cache.
 
         If the same content is cached already, that block stays the one to hit and this one stays

@@ -1,7 +1,7 @@
 """From a model's files and an operator's wishes to an engine that is ready to start."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jaxengine.async_engine import AsyncEngine
@@ -123,16 +123,24 @@ def build_engine(
     options: EngineOptions,
     *,
     memory_bytes: int,
+    eos_token_ids: Collection[int] = (),
     weights_progress: Progress | None = None,
     compile_progress: Progress | None = None,
 ) -> BuiltEngine:
     """Load the weights, compile every bucket, and return the engine, not started yet.
+
+    Args:
+        memory_bytes: memory of the device.
+        eos_token_ids: ids that end an answer besides those that the configuration names.
+        weights_progress, compile_progress: called with (done, in all).
 
     Raises:
         ModelError: the model cannot be run as asked.
         ValueError: an option is out of range.
     """
     model = ModelConfig.from_hf(checkpoint.hf_config)
+    all_eos = tuple(sorted({*model.eos_token_ids, *eos_token_ids}))
+    model = replace(model, eos_token_ids=all_eos)
     config, clamped_from = plan_engine(options, model, memory_bytes=memory_bytes)
     decoder = load_decoder(model, checkpoint, dtype=config.dtype, progress=weights_progress)
     runner = JaxModelRunner(decoder, model, config)

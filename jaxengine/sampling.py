@@ -36,9 +36,7 @@ def sample(logits_SV: Float[Array, "S V"], sampling: SamplingBatch) -> Int[Array
         lambda: logits_SV,
     )
     greedy_S = jnp.argmax(logits_SV, axis=-1).astype(jnp.int32)
-    drawn_S = lax.cond(
-        sampling.any_random, lambda: _draw(logits_SV, sampling), lambda: greedy_S
-    )
+    drawn_S = lax.cond(sampling.any_random, lambda: _draw(logits_SV, sampling), lambda: greedy_S)
     return jnp.where(sampling.temperature > 0, drawn_S, greedy_S)
 
 

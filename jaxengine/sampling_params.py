@@ -52,14 +52,14 @@ class SamplingParams:
             self.min_tokens,
             f"must be between 0 and max_tokens ({self.max_tokens})",
         )
-        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "must be in [0, 100]")
+        _require(
+            0 <= self.temperature <= 100, "temperature", self.temperature, "must be in [0, 100]"
+        )
         _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "must be 0 (off) or positive")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be in [0, 1]")
         if self.seed is not None:
-            _require(
-                -(2**63) <= self.seed < 2**64, "seed", self.seed, "must be a 64-bit integer"
-            )
+            _require(-(2**63) <= self.seed < 2**64, "seed", self.seed, "must be a 64-bit integer")
         _require(
             len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
             "stop_token_ids",

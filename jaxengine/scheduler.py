@@ -158,9 +158,7 @@ class Scheduler:
             for request in list(self._requests.values())
         ]
 
-    def fail(
-        self, requests: Sequence[Request], message: str, now_s: float
-    ) -> list[RequestOutput]:
+    def fail(self, requests: Sequence[Request], message: str, now_s: float) -> list[RequestOutput]:
         """End the given requests by an error, and let all others start over.
 
         After a failed step the content of the device's cache is unknown: cached prefixes are
@@ -295,10 +293,7 @@ class Scheduler:
             or (not params.ignore_eos and token_id in self._eos_token_ids)
         ):
             return FinishReason.STOP, token_id
-        if (
-            num_known >= params.max_tokens
-            or len(request.token_ids) >= self._config.max_model_len
-        ):
+        if num_known >= params.max_tokens or len(request.token_ids) >= self._config.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
 

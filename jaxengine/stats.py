@@ -43,9 +43,7 @@ class EngineStats:
     num_preemptions: int = 0
     num_steps: int = 0
     step_busy_s: float = 0.0
-    iteration_tokens: tuple[int, ...] = field(
-        default=(0,) * (len(ITERATION_TOKEN_BUCKETS) + 1)
-    )
+    iteration_tokens: tuple[int, ...] = field(default=(0,) * (len(ITERATION_TOKEN_BUCKETS) + 1))
     iteration_tokens_sum: int = 0
     padded_tokens: int = 0
     compiles_after_ready: int = 0

@@ -109,7 +109,7 @@ def ragged_paged_attention(
         decode_only: promise that every sequence has one query token; smaller program.
 
     Returns:
-        Outputs in the dtype of q; padding rows are finite.
+        Outputs in f32; padding rows are finite.
 
     Raises:
         ValueError: shapes or dtypes that do not fit together.
@@ -139,4 +139,3 @@ def ragged_paged_attention(
         scale=scale,
         decode_only=decode_only,
     )
-

@@ -89,10 +89,8 @@ def ragged_paged_attention(
 
     out_TKGH = _decode(q_TKGH, kv_cache, seq_lens, tables, num_decodes)
     if not decode_only:
-        out_TKGH = _prefill(
-            q_TKGH, kv_cache, tables, prefill_tiles, num_prefill_tiles, out_TKGH
-        )
-    return out_TKGH[:, :, :group_size].reshape(num_tokens, num_heads, head_dim).astype(q_TNH.dtype)
+        out_TKGH = _prefill(q_TKGH, kv_cache, tables, prefill_tiles, num_prefill_tiles, out_TKGH)
+    return out_TKGH[:, :, :group_size].reshape(num_tokens, num_heads, head_dim)
 
 
 def _decode(

@@ -3,6 +3,10 @@
 One class with options covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3 (models/config.py).
 Layers are unrolled: a scan over stacked weights copies each layer's slice. They are traced once
 all the same, because every layer calls the same jitted function.
+
+Between products everything is f32, the residual stream included; products round their left
+operand to the dtype of the weights. One rounding place per product keeps bf16 close to f32, and
+leaves the compiler no choice that could differ between buckets.
 """
 
 from functools import partial
@@ -44,8 +48,8 @@ class Attention(nnx.Module):
         )
         self.o_proj = Linear(q_size, config.hidden_size, bias=False, dtype=dtype)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, dtype=dtype)
-            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, dtype=dtype)
+            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def __call__(
         self,
@@ -93,19 +97,17 @@ class MLP(nnx.Module):
         )
 
     def __call__(self, x_TD: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD, out_dtype=jnp.float32), 2, axis=-1)
-        return self.down_proj((jax.nn.silu(gate_TF) * up_TF).astype(x_TD.dtype))
+        gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD), 2, axis=-1)
+        return self.down_proj(jax.nn.silu(gate_TF) * up_TF)
 
 
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
-        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.attention = Attention(config, dtype=dtype)
-        self.post_attention_norm = RMSNorm(
-            config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
-        )
+        self.post_attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config, dtype=dtype)
 
     def __call__(
@@ -142,7 +144,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.List(
             [DecoderLayer(config, dtype=dtype) for _ in range(config.num_layers)]
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         if not config.tie_embeddings:
             self.lm_head = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
 
@@ -162,7 +164,7 @@ class Decoder(nnx.Module):
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
         blocks_per_layer = kv_cache.shape[0] // self.config.num_layers
-        x_TD = self.embedding[...][token_ids_T]
+        x_TD = self.embedding[...][token_ids_T].astype(jnp.float32)
         for index, layer in enumerate(self.layers):
             graph, weights = nnx.split(layer)
             first_block = jnp.int32(index * blocks_per_layer)
@@ -190,6 +192,4 @@ def _run_layer(
 ) -> tuple[Array, Array]:
     """Run one layer. All layers have equal graphs and shapes, so that the trace is shared."""
     layer = nnx.merge(graph, weights)
-    return layer(
-        x_TD, rope, kv_cache, batch, first_block=first_block, decode_only=decode_only
-    )
+    return layer(x_TD, rope, kv_cache, batch, first_block=first_block, decode_only=decode_only)

@@ -27,23 +27,21 @@ class Linear(nnx.Module):
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike) -> None:
         self.weight = nnx.Param(jnp.zeros((out_size, in_size), dtype))
-        self.bias = nnx.Param(jnp.zeros((out_size,), dtype)) if bias else None
+        self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
-    def __call__(self, x_TI: Float[Array, "T I"], *, out_dtype: DTypeLike | None = None) -> Array:
-        """Return the product in `out_dtype` (default: that of x), accumulated in f32."""
+    def __call__(self, x_TI: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """Return the product in f32; x is rounded to the dtype of the weight."""
         y_TO = project(x_TI, self.weight[...])
-        if self.bias is not None:
-            y_TO = y_TO + self.bias[...].astype(jnp.float32)
-        return y_TO.astype(x_TI.dtype if out_dtype is None else out_dtype)
+        return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
 def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "O I"]) -> Float[Array, "T O"]:
-    """Return x · wᵀ in f32."""
+    """Return x · wᵀ, with x rounded to the dtype of w and sums in f32."""
     return lax.dot_general(
-        x_TI,
+        x_TI.astype(w_OI.dtype),
         w_OI,
         (((1,), (1,)), ((), ())),
-        precision=lax.Precision.HIGHEST if x_TI.dtype == jnp.float32 else None,
+        precision=lax.Precision.HIGHEST if w_OI.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
 
@@ -60,16 +58,14 @@ def row_mean(x: Float[Array, "*B C"]) -> Float[Array, "*B 1"]:
 
 
 class RMSNorm(nnx.Module):
-    """Root mean square norm over the last axis, computed in f32."""
+    """Root mean square norm over the last axis, in f32."""
 
-    def __init__(self, size: int, *, eps: float, dtype: DTypeLike) -> None:
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
+    def __init__(self, size: int, *, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
-        x32 = x.astype(jnp.float32)
-        normed = x32 * lax.rsqrt(row_mean(x32 * x32) + self.eps)
-        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        return x * lax.rsqrt(row_mean(x * x) + self.eps) * self.scale[...]
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[float, ...]:
@@ -88,9 +84,7 @@ def _scale_llama3(frequency: float, scaling: Llama3RopeScaling) -> float:
         return frequency / scaling.factor
     if turns > scaling.high_freq_factor:
         return frequency
-    blend = (turns - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     return (1 - blend) * frequency / scaling.factor + blend * frequency
 
 
@@ -108,8 +102,5 @@ def apply_rope(
 ) -> Float[Array, "T N H"]:
     """Rotate the first half of each head against the second (the "neox" pairing)."""
     cos, sin = rope
-    first, second = jnp.split(x_TNH.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x_TNH.dtype)
-
-
+    first, second = jnp.split(x_TNH, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

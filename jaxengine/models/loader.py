@@ -31,7 +31,9 @@ def load_decoder(
     dtype: DTypeLike,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """Build the decoder and load its weights, each straight to the device in `dtype`.
+    """Build the decoder and load its weights, each straight to the device.
+
+    Matrices become `dtype`; norms and biases stay f32.
 
     Args:
         progress: called with (tensors loaded, tensors in all).
@@ -56,7 +58,7 @@ def load_decoder(
                 f"tensor {' + '.join(names[path])} has shape {value.shape}, "
                 f"the config says {variable.shape}"
             )
-        loaded.append((path, variable.replace(jax.device_put(value.astype(dtype)))))
+        loaded.append((path, variable.replace(jax.device_put(value.astype(variable.dtype)))))
         if progress is not None:
             progress(index + 1, len(flat))
     nnx.update(decoder, nnx.from_flat_state(loaded))
@@ -85,14 +87,10 @@ def _tensor_names(config: ModelConfig) -> dict[tuple[str | int, ...], tuple[str,
                 )
         names[*ours, "attention", "o_proj", "weight"] = (attention + "o_proj.weight",)
         names[*ours, "input_norm", "scale"] = (theirs + "input_layernorm.weight",)
-        names[*ours, "post_attention_norm", "scale"] = (
-            theirs + "post_attention_layernorm.weight",
-        )
+        names[*ours, "post_attention_norm", "scale"] = (theirs + "post_attention_layernorm.weight",)
         names[*ours, "mlp", "gate_up_proj", "weight"] = (
             theirs + "mlp.gate_proj.weight",
             theirs + "mlp.up_proj.weight",
         )
         names[*ours, "mlp", "down_proj", "weight"] = (theirs + "mlp.down_proj.weight",)
     return names
-
-
