@@ -97,31 +97,38 @@ class _Session:
     def converse(self) -> None:
         """Prompt, answer, and so on, until the user leaves."""
         self._greet()
-        while True:
+        wants_more = True
+        while wants_more:
             try:
-                line = input("> ").strip()
+                wants_more = self._take_line()
             except KeyboardInterrupt:
-                click.echo()
-                continue
-            except EOFError:
-                click.echo()
-                return
-            match line:
-                case "":
-                    pass
-                case "/quit" | "/exit":
-                    return
-                case "/reset":
-                    self.history.clear()
-                    _dim("The conversation begins anew.")
-                case "/stats":
-                    self._print_stats()
-                case "/help":
-                    _dim(HELP)
-                case _ if line.startswith("/"):
-                    _dim(f"Unknown command {line.split()[0]}; /help lists them.")
-                case _:
-                    self._take_turn(line)
+                with contextlib.suppress(KeyboardInterrupt):
+                    click.echo()
+
+    def _take_line(self) -> bool:
+        """Read one line and do what it says; return False to leave."""
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return False
+        match line:
+            case "":
+                pass
+            case "/quit" | "/exit":
+                return False
+            case "/reset":
+                self.history.clear()
+                _dim("The conversation begins anew.")
+            case "/stats":
+                self._print_stats()
+            case "/help":
+                _dim(HELP)
+            case _ if line.startswith("/"):
+                _dim(f"Unknown command {line.split()[0]}; /help lists them.")
+            case _:
+                self._take_turn(line)
+        return True
 
     def answer_lines(self) -> None:
         """Answer each line of standard input on its own; stop at the first that fails."""

@@ -7,10 +7,12 @@ import re
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from fakes import FakeEngine
+from headrace_client.cli import chat
 from stream_app import serve_streams
 
 RUN = "import sys, headrace_client.cli as c; sys.argv[0] = 'headrace'; c.{}()"
@@ -185,8 +187,6 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program():
         await terminal.wait_for("ended by cancelled")
         assert engine.num_active == 0
         await terminal.wait_for("> ")
-        terminal.process.send_signal(signal.SIGINT)  # at the prompt: a new line
-        await terminal.wait_for("> ")
         engine.release()
         engine.script_all("again")
         terminal.type("more\n")
@@ -194,3 +194,22 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program():
         await terminal.wait_for("> ")
         terminal.type("\x04")  # Ctrl-D
         assert await terminal.process.wait() == 0
+
+
+async def test_ctrl_c_and_empty_lines_at_the_prompt_leave_the_conversation_open(monkeypatch):
+    # In a thread: a signal sent to a process may come between its prompt and its wait for a key.
+    typed = iter([KeyboardInterrupt(), "", "/nonsense", "/help", "Hi!", "/quit"])
+
+    def fake_input(prompt):
+        line = next(typed)
+        if isinstance(line, KeyboardInterrupt):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", fake_input)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    async with serve_streams() as gateway:
+        assert chat.callback is not None
+        await asyncio.to_thread(chat.callback, url=gateway.base_url, system=None, max_tokens=2)
+    assert len(gateway.engine.submitted) == 1
+    assert next(typed, None) is None
