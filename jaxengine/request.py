@@ -87,12 +87,17 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
+    def queue_s(self, now_s: float) -> float:
+        """Return the time from arrival to the first step that scheduled it, or until `now_s`."""
+        scheduled = self.first_scheduled_time_s
+        return (now_s if scheduled is None else scheduled) - self.arrival_time_s
+
     def timing(self, now_s: float) -> RequestTiming:
         """Return where the time went until `now_s`."""
         scheduled = self.first_scheduled_time_s
         first, last = self.first_token_time_s, self.last_token_time_s
         return RequestTiming(
-            queue_s=(now_s if scheduled is None else scheduled) - self.arrival_time_s,
+            queue_s=self.queue_s(now_s),
             prefill_s=0.0 if scheduled is None or first is None else first - scheduled,
             decode_s=0.0 if first is None or last is None else last - first,
             ttft_s=None if first is None else first - self.arrival_time_s,

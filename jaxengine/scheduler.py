@@ -276,7 +276,9 @@ class Scheduler:
                 request_id=request.request_id,
                 new_token_ids=(token_id,),
                 new_token_times_s=(now_s,),
+                queue_s=request.queue_s(now_s),
                 num_cached_tokens=request.num_cached_tokens,
+                num_preemptions=request.num_preemptions,
             )
         return self._end(
             request, reason, now_s, new_token_ids=(token_id,), stop_token_id=stop_token_id
@@ -319,7 +321,9 @@ class Scheduler:
             request_id=request.request_id,
             new_token_ids=new_token_ids,
             new_token_times_s=(now_s,) * len(new_token_ids),
+            queue_s=request.queue_s(now_s),
             num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
             finish_reason=reason,
             stop_token_id=stop_token_id,
             error=error,

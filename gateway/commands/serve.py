@@ -37,7 +37,7 @@ __all__ = ["serve"]
 GIB = 1 << 30
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.ParamType[int]):
     """A number of bytes: 1073741824, 512M, 1G, 1.5GiB."""
 
     name = "bytes"
@@ -159,7 +159,9 @@ def serve(
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    console = Console(stderr=True, highlight=False)
+    # JAX tells at length which accelerators it did not find; `headrace doctor` says it better.
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     options = EngineOptions(
         dtype="float32" if dtype == "float32" else "bfloat16",
         max_model_len=max_model_len,
@@ -240,8 +242,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    await server.start()  # first, so that a taken port costs no running engine
     built.engine.start()
-    await server.start()
     on_listening(server)
     await signalled.wait()
     logging.getLogger(__name__).info("stopping; running requests may finish")
