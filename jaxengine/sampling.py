@@ -35,9 +35,17 @@ def sample(logits_SV: Float[Array, "S V"], sampling: SamplingBatch) -> Int[Array
         lambda: _suppress(logits_SV, sampling.suppressed_ids),
         lambda: logits_SV,
     )
-    greedy_S = jnp.argmax(logits_SV, axis=-1).astype(jnp.int32)
+    greedy_S = _first_largest(logits_SV)
     drawn_S = lax.cond(sampling.any_random, lambda: _draw(logits_SV, sampling), lambda: greedy_S)
     return jnp.where(sampling.temperature > 0, drawn_S, greedy_S)
+
+
+def _first_largest(x_SV: Float[Array, "S V"]) -> Int[Array, "S"]:
+    """Return argmax by row. Two plain reductions are several times faster than XLA's one of pairs."""
+    is_largest_SV = x_SV == jnp.max(x_SV, axis=-1, keepdims=True)
+    ids_V = jnp.arange(x_SV.shape[-1], dtype=jnp.int32)
+    # A row of NaN has no largest: any id will do, as long as it is in the vocabulary.
+    return jnp.min(jnp.where(is_largest_SV, ids_V, x_SV.shape[-1] - 1), axis=-1)
 
 
 def _suppress(logits_SV: Array, ids_SI: Int[Array, "S I"]) -> Array:
@@ -60,7 +68,7 @@ def _draw(logits_SV: Array, sampling: SamplingBatch) -> Int[Array, "S"]:
     noise_SV = jax.vmap(_noise, in_axes=(0, 0, None))(
         sampling.seed, sampling.position, logits_SV.shape[-1]
     )
-    return jnp.argmax(logits_SV + noise_SV, axis=-1).astype(jnp.int32)
+    return _first_largest(logits_SV + noise_SV)
 
 
 def _noise(seed: Int[Array, "2"], position: Int[Array, ""], vocab: int) -> Float[Array, "V"]:
