@@ -1,4 +1,6 @@
-"""The body of the step loop: schedule, launch, take in. Single-threaded, no asyncio.
+"""The body of the step loop: schedule, launch, take in.
+
+Single-threaded, without asyncio, and without JAX: the device hides behind `ModelRunner`.
 
 Without overlap a step is launched and taken in at once: the readable truth. With overlap, the
 next step is launched before the one before is taken in, so that the host works while the device
@@ -8,19 +10,19 @@ does. Both give the same tokens.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from jaxengine.config import EngineConfig
 from jaxengine.errors import EngineDeadError
 from jaxengine.kv_cache_manager import KVCacheManager
-from jaxengine.model_runner import ModelRunner, StepHandle
 from jaxengine.outputs import RequestOutput
 from jaxengine.request import Request
 from jaxengine.scheduler import Scheduler, SchedulerOutput
 from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
 
-__all__ = ["EngineCore"]
+__all__ = ["EngineCore", "ModelRunner", "StepHandle"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,34 @@ logger = logging.getLogger(__name__)
 MAX_FAILURES_IN_A_ROW = 3
 
 STEP_FAILED = "the engine failed while computing this request"
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """Tokens computed only to fill the bucket."""
+        ...
+
+    def result(self) -> Sequence[int]:
+        """Wait for the step; return one token per scheduled request (meaningless where none was sampled)."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """What the engine core needs from the device. Implemented by JaxModelRunner and by fakes."""
+
+    def execute(self, output: SchedulerOutput) -> StepHandle:
+        """Launch a step without waiting for it."""
+        ...
+
+    def reset(self) -> None:
+        """Start from an empty cache after a failed step."""
+        ...
+
+    @property
+    def compiles_after_ready(self) -> int: ...
 
 
 @dataclass(slots=True)

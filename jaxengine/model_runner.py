@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,39 +18,11 @@ from jaxengine.models.decoder import Decoder
 from jaxengine.sampling import sample
 from jaxengine.scheduler import SchedulerOutput
 
-__all__ = ["JaxModelRunner", "ModelRunner", "StepHandle", "buckets_for"]
+__all__ = ["JaxModelRunner", "buckets_for"]
 
 # The smallest bucket. Below two rows XLA's CPU products are slow and round differently; from two
 # to eight they cost the same, since reading the weights is what takes the time.
 SMALLEST_BUCKET = 8
-
-
-class StepHandle(Protocol):
-    """A step in flight."""
-
-    @property
-    def num_padded_tokens(self) -> int:
-        """Tokens computed only to fill the bucket."""
-        ...
-
-    def result(self) -> Sequence[int]:
-        """Wait for the step; return one token per scheduled request (meaningless where none was sampled)."""
-        ...
-
-
-class ModelRunner(Protocol):
-    """What the engine core needs from the device. Implemented by JaxModelRunner and by fakes."""
-
-    def execute(self, output: SchedulerOutput) -> StepHandle:
-        """Launch a step without waiting for it."""
-        ...
-
-    def reset(self) -> None:
-        """Start from an empty cache after a failed step."""
-        ...
-
-    @property
-    def compiles_after_ready(self) -> int: ...
 
 
 def buckets_for(config: EngineConfig) -> list[Bucket]:
@@ -77,7 +48,7 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
 
 
 class JaxModelRunner:
-    """Runs steps of a decoder on JAX's default device.
+    """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
 
     Owns: the device state and the compiled programs. Only the engine thread calls it after `warm_up`.
     """
@@ -155,7 +126,7 @@ class JaxModelRunner:
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
         return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed)
 
-    def execute(self, output: SchedulerOutput) -> StepHandle:
+    def execute(self, output: SchedulerOutput) -> "_JaxStep":
         """Launch a step without waiting for it."""
         layout, packed, sequences = self._builder.build(output)
         sampled = self._launch(layout, packed)
