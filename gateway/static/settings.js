@@ -3,8 +3,8 @@
 const KEY = "headrace.settings";
 const DEFAULTS = Object.freeze({
   system: "",
-  temperature: 0.7,
-  top_p: 0.95,
+  temperature: 0.2, // what suits the small default model
+  top_p: 0.9,
   max_tokens: 512,
   seed: null,
 });
