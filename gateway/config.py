@@ -38,7 +38,6 @@ class GatewayConfig:
         ws_heartbeat_s: interval of websocket pings; the answer is due in half of it.
         ws_close_timeout_s: how long to wait for the other side's close frame.
         ws_max_streams: running requests per websocket.
-        ws_initial_credits: messages that a stream may be ahead of its reader.
         ws_max_connections: websockets at a time.
     """
 
@@ -67,7 +66,6 @@ class GatewayConfig:
     ws_heartbeat_s: float = 20.0
     ws_close_timeout_s: float = 3.0
     ws_max_streams: int = 32
-    ws_initial_credits: int = 64
     ws_max_connections: int = 1024
 
     def __post_init__(self) -> None:
