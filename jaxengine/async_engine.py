@@ -149,7 +149,7 @@ class AsyncEngine:
                 code="context_length_exceeded",
             )
         for field, ids in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
-            if ids and not (0 <= min(ids) and max(ids) < limits.vocab_size):
+            if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
                 raise InvalidRequestError(
                     f"{field} has a token id outside the vocabulary of {limits.vocab_size}",
                     field=field,

@@ -135,7 +135,7 @@ class BlockPool:
         for table in tables:
             for block_id in table:
                 held[block_id] = held.get(block_id, 0) + 1
-        assert 0 not in held and 0 not in self._free, "block 0 was handed out"
+        assert 0 not in {*held, *self._free}, "block 0 was handed out"
         for block in self._blocks[1:]:
             count = held.get(block.block_id, 0)
             assert block.ref_count == count, f"{block} is in {count} tables"

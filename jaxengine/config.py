@@ -17,7 +17,8 @@ class EngineConfig:
         dtype: of weights, activations and KV cache.
         max_model_len: most tokens of a request, prompt and output together.
         max_num_batched_tokens: most tokens that a step can hold (the largest bucket).
-        max_num_scheduled_tokens: most tokens that the scheduler puts into a step; None = the former.
+        max_num_scheduled_tokens: most tokens that the scheduler puts into a step; None means all
+            that it can hold.
         max_num_seqs: most requests that run at the same time.
         max_num_queued_requests: most requests that wait; beyond, new ones are refused.
         block_size: tokens per KV block; a power of two from 8 to 128.
@@ -25,7 +26,8 @@ class EngineConfig:
         watermark: share of the blocks that admission leaves free for running requests to grow.
         enable_prefix_caching: reuse the blocks of shared prompt beginnings.
         overlap: launch a step before the tokens of the one before are known on the host.
-        token_buckets: compiled sizes of a mixed step, ascending; the last is max_num_batched_tokens.
+        token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
+            leaves the choice to the model runner.
     """
 
     dtype: Dtype = "bfloat16"
@@ -71,12 +73,15 @@ class EngineConfig:
                 f"max_num_scheduled_tokens must be in [1, {self.max_num_batched_tokens}], "
                 f"got {scheduled}"
             )
-        if list(self.token_buckets) != sorted(set(self.token_buckets)) or (
-            self.token_buckets and self.token_buckets[-1] != self.max_num_batched_tokens
+        buckets = self.token_buckets
+        if buckets and (
+            list(buckets) != sorted(set(buckets))
+            or buckets[0] < 1
+            or buckets[-1] != self.max_num_batched_tokens
         ):
             raise ValueError(
-                f"token_buckets must ascend and end at max_num_batched_tokens, "
-                f"got {self.token_buckets}"
+                f"token_buckets must ascend from at least 1 and end at max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}), got {buckets}"
             )
 
     @property

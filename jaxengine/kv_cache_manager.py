@@ -114,7 +114,8 @@ class KVCacheManager:
 
     def _remember_full_blocks(self, request: Request, num_tokens: int) -> None:
         table = self._tables[request.request_id]
-        first = request.num_computed_tokens // self._block_size
+        # The last computed token may have been pending when its block was scheduled.
+        first = max(0, request.num_computed_tokens - 1) // self._block_size
         for index in range(first, num_tokens // self._block_size):
             self._pool.remember(
                 table[index], self._hash(request, index), self._block_tokens(request, index)

@@ -18,7 +18,8 @@ class OutputStream:
     within a step. While nobody reads, outputs merge into one, so a slow reader costs memory
     only for its own tokens and delays nobody.
 
-    Owns: the mailbox. Never: touches the engine's state (it calls `abort`, which only posts a message).
+    Owns: the mailbox.
+    Never: touches the engine's state (it calls `abort`, which only posts a message).
     """
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:

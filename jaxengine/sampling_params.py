@@ -1,6 +1,5 @@
 """How the next token of one request is chosen, and when the request ends."""
 
-import math
 from dataclasses import dataclass
 
 from jaxengine.errors import InvalidRequestError
@@ -44,8 +43,8 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        # Written as `not (low <= x <= high)` so that NaN is refused as well.
-        _require(1 <= self.max_tokens, "max_tokens", self.max_tokens, "must be at least 1")
+        # What must hold is compared, not what must not, so that NaN is refused as well.
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
         _require(
             0 <= self.min_tokens <= self.max_tokens,
             "min_tokens",
@@ -55,7 +54,9 @@ class SamplingParams:
         _require(
             0 <= self.temperature <= 100, "temperature", self.temperature, "must be in [0, 100]"
         )
-        _require(0 <= self.top_k < 2**31, "top_k", self.top_k, "must be 0 (off) or positive")
+        _require(
+            0 <= self.top_k < 2**31, "top_k", self.top_k, "must be between 0 (off) and 2147483647"
+        )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "must be in [0, 1]")
         if self.seed is not None:
@@ -74,5 +75,4 @@ class SamplingParams:
 
 def _require(ok: bool, field: str, value: float, rule: str) -> None:
     if not ok:
-        shown = value if math.isfinite(value) else str(value)
-        raise InvalidRequestError(f"{field} {rule}, got {shown}", field=field)
+        raise InvalidRequestError(f"{field} {rule}, got {value}", field=field)
