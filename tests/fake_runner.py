@@ -1,0 +1,273 @@
+"""A device whose every token can be computed by hand, and which notices when it is misled."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jaxengine.config import EngineConfig
+from jaxengine.outputs import FinishReason
+from jaxengine.request import Request
+from jaxengine.sampling_params import SamplingParams
+from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
+
+__all__ = ["NOTHING_SAMPLED", "FakeModelRunner", "weighted_sum", "whole_answer"]
+
+# What the runner returns for a request from which nothing was sampled. Nobody may use it.
+NOTHING_SAMPLED = -1
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def weighted_sum(vocab_size: int) -> NextToken:
+    """Return the default rule: 1 * first id + 2 * second id + ..., modulo the vocabulary.
+
+    By hand, for the prompt 1 2 3 and a vocabulary of 100: 1 + 4 + 9 = 14; then 14 + 4 * 14 = 70;
+    then 70 + 5 * 70 = 420, so 20. A lost, doubled or swapped token shows.
+    """
+
+    def next_token(token_ids: Sequence[int]) -> int:
+        return sum(place * token_id for place, token_id in enumerate(token_ids, 1)) % vocab_size
+
+    return next_token
+
+
+def whole_answer(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    next_token: NextToken,
+    *,
+    eos_token_ids: Sequence[int],
+    max_model_len: int,
+) -> tuple[tuple[int, ...], FinishReason]:
+    """Return what a request must be answered, alone and without any engine: the reference."""
+    eos = () if params.ignore_eos else eos_token_ids
+    ends = {*params.stop_token_ids, *eos}
+    token_ids = list(prompt)
+    for num_output_tokens in range(1, params.max_tokens + 1):
+        masked = num_output_tokens <= params.min_tokens
+        token_ids.append(_unmasked(next_token(token_ids), ends if masked else set()))
+        if token_ids[-1] in ends:
+            return tuple(token_ids[len(prompt) :]), FinishReason.STOP
+        if len(token_ids) == max_model_len:
+            break
+    return tuple(token_ids[len(prompt) :]), FinishReason.LENGTH
+
+
+def _unmasked(token_id: int, masked: set[int]) -> int:
+    """Return the next larger id that is not masked; the vocabulary has no end for this."""
+    while token_id in masked:
+        token_id += 1
+    return token_id
+
+
+class _Written(NamedTuple):
+    """What one slot holds. K and V of a token depend on all tokens before it: so does `chain`."""
+
+    position: int
+    token_id: int
+    chain: int
+
+
+class FakeModelRunner:
+    """A ModelRunner that computes on what it was given, not on what the host believes.
+
+    It keeps the content of each slot and the last token of each row. A step writes its tokens to
+    the slots that the block tables name, reads the whole sequence back through the tables, and
+    samples `next_token` of what it has read. So a stale block, a wrong table, a wrong position or
+    a wrong mark of a pending token gives a wrong token; what it can tell is wrong it also notes
+    in `faults` and raises. Results are computed at launch, and handed out by `result()`.
+
+    Attributes:
+        faults: what went wrong; empty after a healthy run, whatever the engine recovered from.
+        steps: for each launched step, the (request id, number of tokens) that it held.
+        requests: all requests seen, by id.
+        num_padded_tokens: what each step says it padded.
+        num_resets: how often the cache was emptied.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        vocab_size: int = 100,
+        next_token: NextToken | None = None,
+        eos_token_ids: Sequence[int] = (),
+        num_padded_tokens: int = 0,
+    ) -> None:
+        self.compiles_after_ready = 0
+        self.faults: list[str] = []
+        self.steps: list[list[tuple[str, int]]] = []
+        self.requests: dict[str, Request] = {}
+        self.num_padded_tokens = num_padded_tokens
+        self.num_resets = 0
+        self._config = config
+        self._next_token = next_token or weighted_sum(vocab_size)
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._slots: dict[int, _Written] = {}
+        self._last_token: dict[int, int] = {}
+        self._must_be_reset = False
+        self._failing_launches: set[int] = set()
+        self._failing_results: set[int] = set()
+        self._changed = threading.Condition()
+        self._results_allowed: int | None = None  # None: any number
+
+    # What ModelRunner asks for.
+
+    def execute(self, output: SchedulerOutput) -> "_FakeStep":
+        if self._must_be_reset:
+            self._fault("a step was launched on a device that has failed")
+        index = len(self.steps)
+        with self._changed:
+            self.steps.append([(i.request.request_id, i.num_new_tokens) for i in output.scheduled])
+            self._changed.notify_all()
+        if index in self._failing_launches:
+            self._fail()
+        self._check_budgets(output)
+        self.requests |= {item.request.request_id: item.request for item in output.scheduled}
+        self._write(output.scheduled)
+        return _FakeStep(self, index, [self._compute(item) for item in output.scheduled])
+
+    def reset(self) -> None:
+        self._slots.clear()
+        self._last_token.clear()
+        self._must_be_reset = False
+        self.num_resets += 1
+
+    # What tests use.
+
+    def fail_launch(self, step: int) -> None:
+        """Let the launch of a step fail, counted from 0 over all launches."""
+        self._failing_launches.add(step)
+
+    def fail_result(self, step: int) -> None:
+        """Let a step fail once it runs: its tokens never come."""
+        self._failing_results.add(step)
+
+    def hold(self) -> None:
+        """From now on results come only as `release` lets them."""
+        with self._changed:
+            self._results_allowed = 0
+
+    def release(self, count: int | None = None) -> None:
+        """Let so many results through, in all or (None) without end."""
+        with self._changed:
+            held = self._results_allowed
+            self._results_allowed = None if count is None or held is None else held + count
+            self._changed.notify_all()
+
+    def wait_for_launches(self, count: int) -> None:
+        """Block the calling thread until so many steps have been launched since the start."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.steps) >= count)
+
+    # Inside.
+
+    def hand_out(self, index: int, sampled: list[int]) -> list[int]:
+        """Wait until the results of a step may be seen."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._results_allowed != 0)
+            if self._results_allowed is not None:
+                self._results_allowed -= 1
+        if index in self._failing_results:
+            self._fail()
+        return sampled
+
+    def _fail(self) -> None:
+        self._must_be_reset = True
+        raise RuntimeError("the device has failed")
+
+    def _fault(self, text: str) -> None:
+        self.faults.append(f"step {len(self.steps) - 1}: {text}")
+        raise AssertionError(self.faults[-1])
+
+    def _require(self, ok: bool, text: str) -> None:
+        if not ok:
+            self._fault(text)
+
+    def _check_budgets(self, output: SchedulerOutput) -> None:
+        config, items = self._config, output.scheduled
+        rows = [item.row for item in items]
+        self._require(len(items) > 0, "nothing is scheduled")
+        self._require(len(items) <= config.max_num_seqs, "more sequences than allowed")
+        self._require(len(set(rows)) == len(rows), f"a row is held twice: {rows}")
+        self._require(all(0 <= row < config.max_num_seqs for row in rows), f"no such row: {rows}")
+        num_tokens = sum(item.num_new_tokens for item in items)
+        self._require(num_tokens == output.num_tokens, "the tokens are counted wrongly")
+        limit = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        self._require(num_tokens <= limit, f"{num_tokens} tokens in a step")
+
+    def _write(self, items: Sequence[ScheduledRequest]) -> None:
+        """Write K and V of all tokens, before any of them attends."""
+        written: set[int] = set()
+        for item in items:
+            self._require(item.num_new_tokens > 0, f"{item.request} has nothing to compute")
+            end = item.first_position + item.num_new_tokens
+            table = item.block_ids
+            blocks = range(1, self._config.num_blocks)
+            self._require(all(b in blocks for b in table), f"no such block: {table}")
+            self._require(len(set(table)) == len(table), f"a block twice in a table: {table}")
+            self._require(end <= self._config.max_model_len, f"position {end - 1} is too large")
+            token_ids = list(item.token_ids)
+            if item.last_is_pending:
+                self._require(item.row in self._last_token, f"row {item.row} has no last token")
+                token_ids.append(self._last_token[item.row])
+            self._require(len(token_ids) == item.num_new_tokens, "tokens are missing")
+            for position, token_id in enumerate(token_ids, item.first_position):
+                slot = self._slot(item, position)
+                self._require(slot not in written, f"two sequences write slot {slot}")
+                written.add(slot)
+                chain = self._read(item, position - 1).chain if position else 0
+                chain = hash((chain, position, token_id))
+                self._slots[slot] = _Written(position, token_id, chain)
+
+    def _compute(self, item: ScheduledRequest) -> int:
+        """Read the sequence back through its table, and sample."""
+        end = item.first_position + item.num_new_tokens
+        token_ids, chain = [], 0
+        for position in range(end):
+            found = self._read(item, position)
+            chain = hash((chain, position, found.token_id))
+            self._require(
+                found.position == position and found.chain == chain,
+                f"{item.request} attends at {position} to what another sequence wrote: {found}",
+            )
+            token_ids.append(found.token_id)
+        known = item.request.token_ids[:end]
+        self._require(token_ids[: len(known)] == known, f"{item.request} attends to {token_ids}")
+        if not item.samples:
+            return NOTHING_SAMPLED
+        self._require(end >= len(item.request.token_ids), "sampled before the last token")
+        self._last_token[item.row] = self._sample(item.request, token_ids)
+        return self._last_token[item.row]
+
+    def _sample(self, request: Request, token_ids: list[int]) -> int:
+        params = request.params
+        masked: set[int] = set()
+        if len(token_ids) - request.num_prompt_tokens < params.min_tokens:
+            masked = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        return _unmasked(self._next_token(token_ids), masked)
+
+    def _slot(self, item: ScheduledRequest, position: int) -> int:
+        block, offset = divmod(position, self._config.block_size)
+        self._require(block < len(item.block_ids), f"{item.request} has no block for {position}")
+        return item.block_ids[block] * self._config.block_size + offset
+
+    def _read(self, item: ScheduledRequest, position: int) -> _Written:
+        slot = self._slot(item, position)
+        self._require(
+            slot in self._slots, f"{item.request} attends at {position} to what nobody wrote"
+        )
+        return self._slots[slot]
+
+
+class _FakeStep:
+    """A launched step."""
+
+    def __init__(self, runner: FakeModelRunner, index: int, sampled: list[int]) -> None:
+        self.num_padded_tokens = runner.num_padded_tokens
+        self._runner = runner
+        self._index = index
+        self._sampled = sampled
+
+    def result(self) -> list[int]:
+        return self._runner.hand_out(self._index, self._sampled)
