@@ -1,5 +1,6 @@
 """The device state of the engine: the KV cache and the last token of every row."""
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -26,7 +27,14 @@ class DeviceState(NamedTuple):
 
 def kv_block_bytes(model: ModelConfig, *, block_size: int, dtype: str) -> int:
     """Return the bytes that one block takes over all layers."""
-    return model.kv_elements_per_token * block_size * jnp.dtype(dtype).itemsize
+    shape = kv_cache_shape(
+        num_layers=model.num_layers,
+        num_blocks=1,
+        block_size=block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+    )
+    return math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
 def new_device_state(model: ModelConfig, config: EngineConfig) -> DeviceState:

@@ -118,8 +118,18 @@ def ragged_paged_attention(
     num_seqs = batch.seq_lens.shape[0]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} kv heads")
-    if kv_cache.shape[-1] != head_dim:
-        raise ValueError(f"the cache has head dim {kv_cache.shape[-1]}, the queries {head_dim}")
+    expected_shape = kv_cache_shape(
+        num_layers=1,
+        num_blocks=kv_cache.shape[0],
+        block_size=kv_cache.shape[3],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+    if kv_cache.shape != expected_shape:
+        raise ValueError(
+            f"the cache has shape {kv_cache.shape}, but {num_kv_heads} kv heads of {head_dim} "
+            f"need {expected_shape}"
+        )
     if num_tokens < num_seqs:
         raise ValueError(f"{num_tokens} packed tokens cannot hold {num_seqs} sequences")
     if batch.query_start_loc.shape != (num_seqs + 1,):

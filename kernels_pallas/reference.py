@@ -5,12 +5,13 @@ dense batch and prefill chunks as query tiles. Two rules make the result of a to
 of everything but its own sequence, bit by bit:
 
 * every sum over context runs inside a tile of `KV_TILE` tokens, and tiles are added in order;
-* every reduction is a matrix product with at least two rows on the left. XLA's CPU products
-  give a row the same bits whatever the number of rows, from two rows on (measured; a test holds
-  it), while its plain reductions are ordered by the fusion that they end up in.
+* every reduction is a matrix product with at least two rows on the left, and heads as wide as a
+  multiple of `HEAD_MULTIPLE`. XLA's CPU products of such sizes give a row the same bits whatever
+  the number of rows (measured; a test holds it), while its plain reductions are ordered by the
+  fusion that they end up in.
 
-Cache layout: [layers * blocks, 2, K, block_size, H], 0 = K and 1 = V. The tokens of one
-(block, head) are contiguous: one stream of cache lines here, one TMA box on a GPU.
+Cache layout: [layers * blocks, 2, K, block_size, H'], 0 = K and 1 = V, H' = H rounded up. The
+tokens of one (block, head) are contiguous: one stream of cache lines here, one TMA box on a GPU.
 """
 
 import jax.numpy as jnp
@@ -23,6 +24,10 @@ __all__ = ["KV_TILE", "kv_cache_shape", "ragged_paged_attention", "write_kv"]
 
 # Context tokens per step of the online softmax. Every block size divides it.
 KV_TILE = 128
+
+# Heads are padded with zeros to a multiple of this. Narrower products, and 80 or 96 wide ones,
+# switch to another order of summation when they have many rows.
+HEAD_MULTIPLE = 64
 
 # Decode sequences that are attended to together; bounds the gathered KV of one iteration.
 DECODE_GROUP = 16
@@ -40,7 +45,8 @@ def kv_cache_shape(
     """Return the cache shape; see the module docstring."""
     if block_size < 1 or KV_TILE % block_size:
         raise ValueError(f"block_size {block_size} must divide {KV_TILE}")
-    return (num_layers * num_blocks, 2, num_kv_heads, block_size, head_dim)
+    padded_head_dim = head_dim + -head_dim % HEAD_MULTIPLE
+    return (num_layers * num_blocks, 2, num_kv_heads, block_size, padded_head_dim)
 
 
 def write_kv(
@@ -53,7 +59,7 @@ def write_kv(
 ) -> Array:
     """Scatter K and V to their slots. Padding tokens share block 0, whose content is never read."""
     block_size = kv_cache.shape[3]
-    kv_T2KH = jnp.stack([k_TKH, v_TKH], axis=1).astype(kv_cache.dtype)
+    kv_T2KH = _pad_heads(jnp.stack([k_TKH, v_TKH], axis=1).astype(kv_cache.dtype))
     blocks_T = slot_mapping_T // block_size + first_block
     return kv_cache.at[blocks_T, :, :, slot_mapping_T % block_size, :].set(
         kv_T2KH, mode="promise_in_bounds"
@@ -82,6 +88,7 @@ def ragged_paged_attention(
     q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(kv_cache.dtype)
     q_TKGH = q_TKGH.reshape(num_tokens, num_kv_heads, group_size, head_dim)
     q_TKGH = jnp.pad(q_TKGH, ((0, 0), (0, 0), (0, padded_group_size - group_size), (0, 0)))
+    q_TKGH = _pad_heads(q_TKGH)
     # Whole tiles only: pad the tables to a multiple of a tile's blocks.
     tile_blocks = KV_TILE // kv_cache.shape[3]
     tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % tile_blocks)))
@@ -90,7 +97,12 @@ def ragged_paged_attention(
     out_TKGH = _decode(q_TKGH, kv_cache, seq_lens, tables, num_decodes)
     if not decode_only:
         out_TKGH = _prefill(q_TKGH, kv_cache, tables, prefill_tiles, num_prefill_tiles, out_TKGH)
-    return out_TKGH[:, :, :group_size].reshape(num_tokens, num_heads, head_dim)
+    return out_TKGH[:, :, :group_size, :head_dim].reshape(num_tokens, num_heads, head_dim)
+
+
+def _pad_heads(x: Array) -> Array:
+    """Pad the last axis with zeros as the cache is."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % HEAD_MULTIPLE)])
 
 
 def _decode(
@@ -100,12 +112,14 @@ def _decode(
 
     Returns f32[T, K, G, H]; rows of other tokens are zero.
     """
-    num_seqs = seq_lens.shape[0]
+    num_tokens, num_seqs = q_TKGH.shape[0], seq_lens.shape[0]
     group = min(DECODE_GROUP, num_seqs)
-    # Groups are whole because S is a power of two or below one group; see the bucket rules.
+    # Whole groups only: pad the sequences, and the tokens where they would not reach.
     padding = -num_seqs % group
     lens = jnp.pad(jnp.where(jnp.arange(num_seqs) < num_decodes, seq_lens, 0), (0, padding))
     tables = jnp.pad(tables, ((0, padding), (0, 0)))
+    missing_tokens = max(num_seqs + padding - num_tokens, 0)
+    q_TKGH = jnp.pad(q_TKGH, ((0, missing_tokens), (0, 0), (0, 0), (0, 0)))
     out = jnp.zeros(q_TKGH.shape, jnp.float32)
 
     def attend(index: Array, out: Array) -> Array:
@@ -122,7 +136,7 @@ def _decode(
         )
         return lax.dynamic_update_slice_in_dim(out, result, first, axis=0)
 
-    return lax.fori_loop(0, (num_decodes + group - 1) // group, attend, out)
+    return lax.fori_loop(0, (num_decodes + group - 1) // group, attend, out)[:num_tokens]
 
 
 def _prefill(

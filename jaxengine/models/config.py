@@ -80,11 +80,6 @@ class ModelConfig:
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(f"model config: head_dim={self.head_dim} must be even")
 
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Elements of K and V that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> "ModelConfig":
         """Read a parsed config.json.
