@@ -1,0 +1,237 @@
+"""Attention against float64 numpy. What holds for every implementation behind the contract."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_scene import Cache, Chunk, Context, expected, random_context, shuffled_blocks
+from kernels_pallas.ragged_paged_attention import (
+    AttentionBatch,
+    kv_cache_shape,
+    ragged_paged_attention,
+    write_kv,
+)
+
+# Outputs are averages of values around 1. f32 rounds each of some hundred sums by 2^-24; bf16
+# rounds the scaled queries and the weights by 2^-9, and the queries' error grows with the scores.
+TOLERANCES = {"float32": 2e-6, "bfloat16": 1e-2}
+
+
+def check(cache: Cache, chunks: list[Chunk], *, decode_only: bool = False) -> None:
+    """Compare every row with numpy; rows of padding must be finite."""
+    results, padding = cache.run(chunks, decode_only=decode_only)
+    dtype = chunks[0].context.k.dtype.name
+    for chunk, result in zip(chunks, results, strict=True):
+        whole = Context(*(x[: chunk.end] for x in chunk.context))
+        np.testing.assert_allclose(
+            result, expected(whole)[chunk.start :], rtol=0, atol=TOLERANCES[dtype]
+        )
+    assert np.isfinite(padding).all()
+
+
+def make_chunks(cache: Cache, spans: list[tuple[int, int]], **context: int | str) -> list[Chunk]:
+    """Give each (query tokens, length) its own context and shuffled blocks."""
+    counts = [-(-length // cache.block_size) for _, length in spans]
+    tables = shuffled_blocks(len(spans), counts, cache.num_blocks)
+    return [
+        Chunk(random_context(seed, length, **context), length - queries, length, table)
+        for seed, ((queries, length), table) in enumerate(zip(spans, tables, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
+def test_lengths_at_the_edges_of_blocks_and_tiles(block_size):
+    cache = Cache(
+        num_tokens=640,
+        num_seqs=16,
+        block_size=block_size,
+        num_blocks=4096 // block_size,
+        max_blocks=256 // block_size,
+    )
+    lengths = sorted({1, block_size - 1, block_size, block_size + 1, 127, 128, 129, 256})
+    decodes = [(1, length) for length in lengths]
+    prefills = [(63, 63), (64, 64), (65, 65), (193, 193), (2, 130), (17, 256), (100, 131)]
+    check(cache, make_chunks(cache, decodes + prefills))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [
+        (2, 2, 64),
+        (1, 1, 128),
+        (4, 2, 128),
+        (9, 3, 64),
+        (4, 1, 64),
+        (16, 2, 64),
+        (7, 1, 16),  # heads narrower than the CPU's products like them
+        (4, 2, 80),
+    ],
+)
+def test_query_heads_share_kv_heads(dtype, heads, kv_heads, head_dim):
+    cache = Cache(num_tokens=128, num_seqs=8)
+    spans = [(1, 1), (1, 37), (1, 200), (5, 5), (70, 150)]
+    check(
+        cache,
+        make_chunks(cache, spans, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype),
+    )
+
+
+MIXED = Cache(num_tokens=256, num_seqs=24)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(1, 1)],
+        [(1, 256)],
+        [(1, 1 + 7 * i) for i in range(24)],
+        [(2, 2)],
+        [(256, 256)],
+        [(1, 9), (1, 100), (3, 3), (1, 77), (130, 200)],
+        [(60, 60), (1, 5), (65, 65), (1, 130)],
+    ],
+    ids=str,
+)
+def test_batches_of_decodes_and_prefills(spans):
+    cache = Cache(num_tokens=256, num_seqs=24, num_blocks=256)
+    check(cache, make_chunks(cache, spans))
+
+
+@pytest.mark.parametrize("start", [1, 15, 16, 17, 63, 64, 65, 126, 127, 128, 129, 197])
+def test_chunks_may_start_anywhere(start):
+    context = random_context(1, 200)
+    blocks = shuffled_blocks(1, [13], 64)[0]
+    check(MIXED, [Chunk(context, start, 200, blocks)])
+
+
+@pytest.mark.parametrize("num_seqs", [1, 3, 16, 20])
+def test_steps_of_decodes_only(num_seqs):
+    cache = Cache(num_tokens=20, num_seqs=20, num_blocks=256)
+    check(cache, make_chunks(cache, [(1, 11 * (i + 1)) for i in range(num_seqs)]), decode_only=True)
+
+
+def test_a_batch_without_sequences_gives_finite_rows():
+    chunk = Chunk(random_context(1, 5), 0, 5, (3,))
+    q, batch = MIXED.pack([chunk])
+    empty = AttentionBatch(*(np.zeros_like(array) for array in batch))
+    assert np.isfinite(MIXED.attend(q, MIXED.filled([chunk]), empty)).all()
+
+
+def test_sequences_may_share_blocks_of_a_common_beginning():
+    first, second = random_context(1, 60), random_context(2, 90)
+    # The second shares 48 tokens, three blocks, and goes its own way after them.
+    second = Context(
+        second.q,
+        *(np.concatenate([a[:48], b[48:]]) for a, b in zip(first[1:], second[1:], strict=True)),
+    )
+    chunks = [
+        Chunk(first, 59, 60, (9, 4, 7, 30)),
+        Chunk(second, 48, 90, (9, 4, 7, 12, 3, 22)),
+        Chunk(second, 47, 48, (9, 4, 7)),
+    ]
+    check(MIXED, chunks)
+
+
+def test_a_table_may_name_the_same_block_twice():
+    context = random_context(1, 32)
+    twice = Context(context.q, *(np.concatenate([x[:16], x[:16]]) for x in context[1:]))
+    check(MIXED, [Chunk(twice, 10, 32, (5, 5)), Chunk(twice, 31, 32, (5, 5))])
+
+
+def test_layers_do_not_see_each_other():
+    cache = Cache(num_tokens=128, num_seqs=8, num_layers=3, layer=1)
+    check(cache, make_chunks(cache, [(1, 40), (30, 30)]))
+
+
+def test_scores_of_any_size_are_weighed():
+    context = random_context(1, 40)
+    loud = Context(context.q * 1000, context.k * 1000, context.v)  # scores of millions
+    check(MIXED, [Chunk(loud, 0, 40, (1, 2, 3)), Chunk(loud, 39, 40, (1, 2, 3))])
+
+
+def test_equal_scores_give_the_mean_of_the_values():
+    context = random_context(1, 50)
+    level = Context(np.zeros_like(context.q), context.k, context.v)
+    (rows,), _ = MIXED.run([Chunk(level, 0, 50, (1, 2, 3, 4))])
+    means = np.cumsum(context.v, axis=0) / np.arange(1, 51)[:, None, None]
+    np.testing.assert_allclose(rows, np.repeat(means, 2, axis=1), rtol=0, atol=2e-6)
+
+
+def test_written_tokens_are_seen_and_others_stay():
+    """Write two tokens over old ones; the others of the same block keep their effect."""
+    cache = Cache(num_tokens=8, num_seqs=1)
+    old, new = random_context(1, 20), random_context(2, 20)
+    chunk = Chunk(old, 19, 20, (6, 2))
+    slots = np.array([*cache.slots(chunk.blocks, 15, 17), 0, 0], np.int32)
+    kv_cache = write_kv(
+        cache.filled([chunk]),
+        np.pad(new.k[15:17], ((0, 2), (0, 0), (0, 0))),
+        np.pad(new.v[15:17], ((0, 2), (0, 0), (0, 0))),
+        slots,
+        first_block=jnp.int32(0),
+    )
+    q, batch = cache.pack([chunk])
+    out = cache.attend(q, kv_cache, batch)
+    mixed = Context(
+        old.q,
+        *(
+            np.concatenate([a[:15], b[15:17], a[17:]])
+            for a, b in zip(old[1:], new[1:], strict=True)
+        ),
+    )
+    np.testing.assert_allclose(out[0], expected(mixed)[19], rtol=0, atol=2e-6)
+
+
+def call(**changes):
+    """A well-formed call with something changed."""
+    q, batch = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
+    shape = kv_cache_shape(num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=64)
+    arguments = {"q": q, "kv_cache": jnp.zeros(shape), "num_kv_heads": 2, "batch": batch}
+    arguments |= changes
+    return ragged_paged_attention(
+        arguments["q"],
+        arguments["kv_cache"],
+        arguments["batch"],
+        first_block=jnp.int32(0),
+        num_kv_heads=arguments["num_kv_heads"],
+        scale=1.0,
+    )
+
+
+def test_query_heads_that_cannot_share_are_refused():
+    with pytest.raises(ValueError, match="4 query heads cannot share 3 kv heads"):
+        call(num_kv_heads=3)
+
+
+@pytest.mark.parametrize("head_dim", [128, 200])
+def test_a_cache_of_other_heads_is_refused(head_dim):
+    shape = kv_cache_shape(
+        num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=head_dim
+    )
+    with pytest.raises(ValueError, match="2 kv heads of 64 need"):
+        call(kv_cache=jnp.zeros(shape))
+
+
+def test_more_sequences_than_tokens_are_refused():
+    q, _ = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
+    with pytest.raises(ValueError, match="20 packed tokens cannot hold 24 sequences"):
+        call(q=q[:20])
+
+
+def test_query_starts_of_another_length_are_refused():
+    _, batch = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
+    with pytest.raises(ValueError, match=r"query_start_loc has shape \(24,\), expected \(25,\)"):
+        call(batch=batch._replace(query_start_loc=batch.query_start_loc[:-1]))
+
+
+def test_keys_and_values_of_different_shapes_are_refused():
+    shape = kv_cache_shape(num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=64)
+    with pytest.raises(ValueError, match=r"k has shape \(3, 2, 64\) but v has \(2, 2, 64\)"):
+        write_kv(
+            jnp.zeros(shape),
+            jnp.zeros((3, 2, 64)),
+            jnp.zeros((2, 2, 64)),
+            jnp.zeros(3, jnp.int32),
+            first_block=jnp.int32(0),
+        )
