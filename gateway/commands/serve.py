@@ -5,21 +5,27 @@ Resolve the model, load it, compile everything, listen, and stop in good order.
 
 import asyncio
 import logging
-import os
+import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gateway.chat_template import ChatTemplate
+from gateway.commands.address import (
+    check_address,
+    prepare_port_file,
+    reason,
+    write_port_file,
+)
 from gateway.commands.models import download_bar
+from gateway.commands.option_types import ByteSize, Seconds
+from gateway.commands.reporting import progress_bar, warnings_in_the_log
 from gateway.config import METRICS_PREFIX, GatewayConfig
 from gateway.diagnosis import compile_cache_dir
 from gateway.generation import TextGenerator
@@ -30,40 +36,24 @@ from gateway.tokenizer import Tokenizer
 from jaxengine.build import BuiltEngine, EngineOptions, build_engine
 from jaxengine.config import EngineConfig
 from jaxengine.weights.checkpoint import open_checkpoint
-from jaxengine.weights.source import cache_dir, resolve_model
+from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
 
 __all__ = ["serve"]
 
+logger = logging.getLogger(__name__)
+
 GIB = 1 << 30
-
-
-class ByteSize(click.ParamType[int]):
-    """A number of bytes: 1073741824, 512M, 1G, 1.5GiB."""
-
-    name = "bytes"
-    units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-    def convert(
-        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, int):
-            return value
-        text = value.strip().lower().removesuffix("b").removesuffix("i")
-        number, unit = (text[:-1], text[-1:]) if text[-1:].isalpha() else (text, "")
-        try:
-            size = int(float(number) * self.units[unit])
-        except (ValueError, KeyError, OverflowError):
-            self.fail(f"{value!r} is not a number of bytes such as 512M or 1G", param, ctx)
-        if size < 1:
-            self.fail(f"{value!r} is not positive", param, ctx)
-        return size
 
 
 @click.command(context_settings={"auto_envvar_prefix": "HEADRACE", "show_default": True})
 @click.argument("model", required=False)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--port-file", type=click.Path(path_type=Path), help="Write the port here.")
+@click.option(
+    "--port-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the port here once we listen.",
+)
 @click.option("--served-model-name", multiple=True, help="Name in requests; may be repeated.")
 @click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float32"]))
 @click.option("--max-model-len", type=click.IntRange(2), help="Context; default: the model's.")
@@ -109,13 +99,13 @@ class ByteSize(click.ParamType[int]):
 @click.option(
     "--shutdown-timeout",
     default=30.0,
-    type=click.FloatRange(0),
+    type=Seconds(),
     help="Seconds that running requests may go on after SIGTERM.",
 )
 @click.option(
     "--sse-keep-alive-interval",
     default=15.0,
-    type=click.FloatRange(0),
+    type=Seconds(),
     help="Seconds of silence before a comment is sent; 0 never sends one.",
 )
 @click.option(
@@ -176,7 +166,12 @@ def serve(
         enable_prefix_caching=enable_prefix_caching,
         overlap=overlap,
     )
-    with download_bar(model or "default model") as progress:
+    # What can be refused at once is not refused after minutes of loading.
+    check_address(host, port)
+    if port_file is not None:
+        prepare_port_file(port_file)
+    source = None if chat_template is None else _read_template(chat_template)
+    with download_bar(model or DEFAULT_ALIAS) as progress:
         files = resolve_model(model, progress=progress)
     try:
         config = GatewayConfig(
@@ -190,14 +185,17 @@ def serve(
             sse_keep_alive_interval_s=sse_keep_alive_interval or None,
         )
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise _usage_error(error) from error
 
     _use_compile_cache()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
-    source = chat_template.read_text(encoding="utf-8") if chat_template else None
     template = ChatTemplate.from_model(files, source=source)
-    with _bar(console, "loading weights") as weights, _bar(console, "compiling") as compiling:
+    with (
+        warnings_in_the_log(),
+        progress_bar(console, "loading weights", "tensors") as weights,
+        progress_bar(console, "compiling", "programs") as compiling,
+    ):
         try:
             built = build_engine(
                 checkpoint,
@@ -208,7 +206,14 @@ def serve(
                 compile_progress=compiling,
             )
         except ValueError as error:
-            raise click.UsageError(str(error)) from error
+            raise _usage_error(error) from error
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise click.ClickException(
+                "there is not enough memory for the weights and the KV cache; "
+                "try a smaller --kv-cache-memory-bytes or --num-kv-blocks"
+            ) from error
     _describe(console, files.name, built)
 
     metrics = Metrics(config.model_name, prefix=metrics_prefix)
@@ -216,17 +221,14 @@ def serve(
 
     def on_listening(server: Server) -> None:
         if port_file is not None:
-            _write_atomically(port_file, str(server.port))
+            write_port_file(port_file, server.port)
         console.print(f"ready after {time.monotonic() - start_s:.1f} s")
         console.print(f"  chat page   {server.url}/")
         console.print(f"  OpenAI API  {server.url}/v1")
         console.print(f"  websocket   {server.url.replace('http', 'ws', 1)}/v1/stream")
         console.print(f"  metrics     {server.url}/metrics")
 
-    try:
-        asyncio.run(_serve(Server(config, generator, metrics), built, on_listening))
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    asyncio.run(_serve(Server(config, generator, metrics), built, on_listening))
 
 
 async def _serve(
@@ -242,11 +244,14 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await server.start()  # first, so that a taken port costs no running engine
+    try:
+        await server.start()  # first, so that a port taken meanwhile costs no running engine
+    except OSError as error:
+        raise click.ClickException(f"cannot listen: {reason(error)}") from error
     built.engine.start()
     on_listening(server)
     await signalled.wait()
-    logging.getLogger(__name__).info("stopping; running requests may finish")
+    logger.info("stopping; running requests may finish")
     draining = asyncio.create_task(server.stop())
     impatient = asyncio.create_task(signalled_again.wait())
     await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,36 +261,40 @@ async def _serve(
     await draining
 
 
+def _usage_error(error: ValueError) -> click.UsageError:
+    """Say what a configuration complains of, with its fields spelled as options."""
+    options = {parameter.name for parameter in serve.params}
+
+    def as_option(match: re.Match[str]) -> str:
+        for name in (match[0], match[0].removesuffix("s"), match[0].removesuffix("_s")):
+            if name in options:
+                return "--" + name.replace("_", "-")
+        return match[0]
+
+    return click.UsageError(re.sub(r"[a-z]+(?:_[a-z]+)+", as_option, str(error)))
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"cannot read --chat-template {path}: {error}") from error
+
+
 def _use_compile_cache() -> None:
     """Keep compiled programs between runs: a warm start loads them instead of compiling."""
     directory = compile_cache_dir(cache_dir())
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        logger.warning(
+            "every start will compile: programs cannot be kept in %s: %s", directory, reason(error)
+        )
+        return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-@contextmanager
-def _bar(console: Console, title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a progress callback that draws a bar once it is first called."""
-    bar = Progress(
-        TextColumn(f"{title:16}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-    task = bar.add_task(title)
-
-    def report(done: int, total: int) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total)
-        if done == total:
-            bar.stop()
-
-    try:
-        yield report
-    finally:
-        bar.stop()
 
 
 def _describe(console: Console, name: str, built: BuiltEngine) -> None:
@@ -308,11 +317,3 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
         f"steps of up to {config.max_num_batched_tokens} tokens and {config.max_num_seqs} "
         f"requests; {built.num_buckets} buckets compiled, nothing is compiled from here on"
     )
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or nothing."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(text)
-    os.replace(temporary, path)

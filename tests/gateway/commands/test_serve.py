@@ -1,0 +1,148 @@
+"""What `headrace serve` refuses before it loads anything; tests/integration has the rest."""
+
+import socket
+
+import pytest
+
+from gateway.cli import main
+from gateway.commands.serve import serve
+from golden_model import TINY_DIR
+
+TINY = str(TINY_DIR / "llama")
+
+
+def refused(capsys, *arguments: str) -> str:
+    """Run the command, which must end with a wrong command line; return its last line."""
+    assert main(["serve", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()[-1]
+
+
+def failed(capsys, *arguments: str) -> str:
+    """Run the command, which must fail with one line on stderr; return it."""
+    assert main(["serve", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [line] = captured.err.splitlines()
+    return line
+
+
+def use_no_cache(monkeypatch, tmp_path) -> None:
+    """Keep the command from setting JAX's cache of compiled programs in this process."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file" / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--port", "99999"),
+        ("--port", "http"),
+        ("--dtype", "float16"),
+        ("--block-size", "12"),
+        ("--max-num-seqs", "0"),
+        ("--max-num-batched-tokens", "1"),
+        ("--max-num-queued-reqs", "-1"),
+        ("--kv-cache-memory-bytes", "much"),
+        ("--kv-cache-memory-bytes", "-1G"),
+        ("--watermark", "1"),
+        ("--shutdown-timeout", "nan"),
+        ("--shutdown-timeout", "-1"),
+        ("--sse-keep-alive-interval", "inf"),
+        ("--chat-template", "no/such/file"),
+        ("--metrics-prefix", "other"),
+        ("--log-level", "loud"),
+    ],
+)
+def test_a_bad_value_is_refused_and_its_option_named(capsys, option, value):
+    line = refused(capsys, TINY, option, value)
+    assert line.startswith(f"Error: Invalid value for '{option}': ")
+
+
+def test_an_unknown_option_is_refused(capsys):
+    assert "No such option '--max-seqs'" in refused(capsys, "--max-seqs", "3")
+
+
+def test_a_port_file_that_is_a_folder_is_refused(capsys, tmp_path):
+    assert "'--port-file'" in refused(capsys, TINY, "--port-file", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
+            "Error: --max-num-seqs (9) must not exceed --max-num-batched-tokens (8)",
+        ),
+        (
+            ["--max-num-scheduled-tokens", "600"],
+            "Error: --max-num-scheduled-tokens must be in [1, 512], got 600",
+        ),
+        (
+            ["--served-model-name", ""],
+            "Error: --served-model-name must hold at least one name, none of them empty",
+        ),
+        (
+            ["--allowed-origin", "example.com"],
+            "Error: allowed origin 'example.com' must look like https://chat.example",
+        ),
+        (["--watermark", "nan"], "Error: watermark must be in [0, 1), got nan"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(capsys, tmp_path, monkeypatch, arguments, line):
+    use_no_cache(monkeypatch, tmp_path)
+    assert refused(capsys, TINY, "--port", "0", *arguments) == line
+
+
+def test_a_variable_sets_an_option(capsys, monkeypatch):
+    monkeypatch.setenv("HEADRACE_BLOCK_SIZE", "5")
+    assert "'--block-size'" in refused(capsys, TINY)
+
+
+def test_a_taken_port_is_one_line_and_said_before_anything_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        line = failed(capsys, "no such model", "--port", str(port))
+    assert line == f"Error: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_an_unknown_model_is_one_line(capsys):
+    line = failed(capsys, "no such model", "--port", "0")
+    assert line.startswith("Error: unknown model 'no such model': ")
+
+
+def test_a_folder_that_is_no_model_is_one_line(capsys, tmp_path):
+    line = failed(capsys, str(tmp_path), "--port", "0")
+    assert line.endswith("it lacks config.json, tokenizer.json, *.safetensors")
+
+
+def test_a_damaged_model_file_is_one_line(capsys, tmp_path, monkeypatch):
+    use_no_cache(monkeypatch, tmp_path)
+    whole = (TINY_DIR / "llama" / "tiny-llama.gguf").read_bytes()
+    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
+    line = failed(capsys, str(tmp_path / "half.gguf"), "--port", "0")
+    assert "half.gguf is not a well-formed GGUF file" in line
+
+
+def test_a_template_that_is_no_text_is_one_line(capsys, tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_bytes(b"\xff\xfe")
+    line = failed(capsys, TINY, "--port", "0", "--chat-template", str(path))
+    assert line.startswith(f"Error: cannot read --chat-template {path}: ")
+
+
+def test_a_port_file_that_cannot_be_written_is_one_line(capsys, tmp_path):
+    path = tmp_path / "nothing" / "port"
+    line = failed(capsys, TINY, "--port", "0", "--port-file", str(path))
+    assert line == f"Error: cannot write --port-file {path}: No such file or directory"
+
+
+def test_help_names_every_option_and_its_default(capsys):
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for parameter in serve.params:
+        assert parameter.opts[0] in shown or parameter.name == "model"
+    assert "[default: 127.0.0.1]" in shown
+    assert "HEADRACE_<OPTION>" in shown
+    assert "MODEL is a directory" in shown
