@@ -27,18 +27,40 @@ HELP = """\
   Ctrl-C   stop the answer"""
 
 
+def _checked_url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    """Callback of --url."""
+    try:
+        AsyncClient(value)  # connects to nothing yet
+    except ValueError:
+        raise click.BadParameter(f"{value!r} does not look like {DEFAULT_URL}") from None
+    return value
+
+
+def _readable(text: str) -> str:
+    """Replace bytes of the terminal that are not in its encoding; JSON could not carry them."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def _shared_options[F: Callable[..., object]](command: F) -> F:
     """Add the options that both commands take."""
     for option in reversed(
         (
             click.option(
-                "--url", default=DEFAULT_URL, show_default=True, help="Address of the server."
+                "--url",
+                default=DEFAULT_URL,
+                show_default=True,
+                callback=_checked_url,
+                help="Address of the server.",
             ),
             click.option("--model", help="Name of the model; by default the one that is served."),
             click.option("--temperature", type=float, help="0 always takes the likeliest token."),
             click.option("--top-p", type=float, help="Keep the likeliest tokens up to this share."),
             click.option("--max-tokens", type=int, help="Longest answer, in tokens."),
-            click.option("--seed", type=int, help="The same seed gives the same answer."),
+            click.option(
+                "--seed",
+                type=click.IntRange(-(2**63), 2**64 - 1),
+                help="The same seed gives the same answer.",
+            ),
         )
     ):
         command = option(command)
@@ -68,7 +90,9 @@ def complete(url: str, prompt: str, **options: Unpack[GenerationOptions]) -> Non
     """Continue the text PROMPT; "-" reads it from standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
     try:
-        answer = asyncio.run(_answer(url, lambda client: client.complete(text, **options)))
+        answer = asyncio.run(
+            _answer(url, lambda client: client.complete(_readable(text), **options))
+        )
     except HeadraceError as error:
         raise click.ClickException(str(error)) from None
     _print_numbers(answer)
@@ -108,7 +132,7 @@ class _Session:
     def _take_line(self) -> bool:
         """Read one line and do what it says; return False to leave."""
         try:
-            line = input("> ").strip()
+            line = _readable(input("> ")).strip()
         except EOFError:
             click.echo()
             return False
@@ -133,7 +157,7 @@ class _Session:
     def answer_lines(self) -> None:
         """Answer each line of standard input on its own; stop at the first that fails."""
         for line in sys.stdin:
-            question = line.strip()
+            question = _readable(line).strip()
             if question == "/quit":
                 return
             if question:
@@ -169,7 +193,7 @@ class _Session:
     def _ask(self, turns: list[ChatMessage]) -> _Answer:
         head: list[ChatMessage] = []
         if self.system is not None:
-            head.append({"role": "system", "content": self.system})
+            head.append({"role": "system", "content": _readable(self.system)})
         # A connection of its own for each answer: while the user types, nothing runs that could
         # answer the server's heartbeat, and a server that was restarted does not matter.
         answer = asyncio.run(
@@ -193,7 +217,7 @@ class _Session:
 async def _answer(url: str, start: Callable[[AsyncClient], Awaitable[Stream]]) -> _Answer:
     """Print an answer as it comes. Ctrl-C ends the answer; a second one raises."""
     pieces: list[str] = []
-    async with AsyncClient(url) as client, await start(client) as stream:
+    async with AsyncClient(url) as client, await _started(client, start) as stream:
         try:
             await _print_deltas(stream, pieces)
         except asyncio.CancelledError:
@@ -205,6 +229,15 @@ async def _answer(url: str, start: Callable[[AsyncClient], Awaitable[Stream]]) -
         finally:
             click.echo()
     return _Answer(text="".join(pieces), stream=stream)
+
+
+async def _started(
+    client: AsyncClient, start: Callable[[AsyncClient], Awaitable[Stream]]
+) -> Stream:
+    try:
+        return await start(client)
+    except (TypeError, ValueError) as error:  # a value that cannot be sent, such as NaN
+        raise click.UsageError(str(error)) from None
 
 
 async def _print_deltas(stream: Stream, pieces: list[str]) -> None:

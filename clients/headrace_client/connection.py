@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Self
@@ -99,9 +100,10 @@ class Connection:
             raise ConnectFailed(
                 f"{url} does not serve this protocol (HTTP {error.status})"
             ) from None
+        except aiohttp.InvalidURL:
+            raise ConnectFailed(f"{url} is not an address that can be connected to") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            reason = f"{error}" or type(error).__name__
-            raise ConnectFailed(f"no server answers at {url}: {reason}") from None
+            raise ConnectFailed(f"no server answers at {url}: {_reason(error)}") from None
         return cls(ws, encoding, hello)
 
     @property
@@ -229,6 +231,16 @@ async def _receive_hello(ws: "aiohttp.ClientWebSocketResponse[bool]", encoding: 
     if hello.version != PROTOCOL_VERSION:
         raise ConnectFailed(f"the server speaks version {hello.version} of the protocol, not 1")
     return hello
+
+
+def _reason(error: Exception) -> str:
+    """Say in few words why connecting failed; the libraries' own texts repeat the address."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        errno = error.os_error.errno
+        if errno is not None and errno > 0:  # else a name that cannot be looked up
+            return os.strerror(errno)
+        return error.os_error.strerror or str(error.os_error)
+    return str(error) or type(error).__name__
 
 
 def _retry_after(headers: "Mapping[str, str] | None") -> float | None:

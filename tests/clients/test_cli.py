@@ -26,7 +26,7 @@ async def run(command: str, *arguments: str, stdin: str = "") -> tuple[int, str,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await process.communicate(stdin.encode())
+    out, err = await process.communicate(stdin.encode(errors="surrogateescape"))
     return process.returncode or 0, out.decode(), err.decode()
 
 
@@ -104,6 +104,39 @@ async def test_options_reach_the_server():
     assert (params.temperature, params.top_p, params.seed, params.max_tokens) == (0, 0.5, 7, 3)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--url", "here", "'here' does not look like http://127.0.0.1:8000"),
+        ("--seed", "9" * 30, "is not in the range"),
+        ("--temperature", "nan", "temperature must be finite, got nan"),
+        ("--max-tokens", "9" * 30, "64-bit"),
+    ],
+)
+async def test_a_value_that_cannot_be_sent_is_a_wrong_command_line(option, value, said):
+    async with serve_streams() as gateway:
+        code, out, err = await run("complete", "--url", gateway.base_url, option, value, "x")
+        assert gateway.engine.submitted == []
+    assert (code, out.strip()) == (2, "")
+    assert said in err.splitlines()[-1]
+
+
+async def test_bytes_that_are_no_text_reach_the_server_as_replacement_characters():
+    async with serve_streams() as gateway:
+        gateway.engine.script_all("ok")
+        for arguments, stdin in ((["-"], "a\udcff"), (["a\udcff"], "")):
+            code, _, _ = await run("complete", "--url", gateway.base_url, *arguments, stdin=stdin)
+            assert code == 0
+        code, _, _ = await run(
+            "chat", "--url", gateway.base_url, "--system", "b\udcfe", stdin="a\udcff\n"
+        )
+        assert code == 0
+    prompts = [bytes(i for i in p if i < 256).decode() for p, _ in gateway.engine.submitted]
+    assert prompts[:2] == ["a\N{REPLACEMENT CHARACTER}"] * 2
+    assert "a\N{REPLACEMENT CHARACTER}" in prompts[2]
+    assert "b\N{REPLACEMENT CHARACTER}" in prompts[2]
+
+
 async def test_chat_answers_each_line_of_a_pipe_on_its_own():
     async with serve_streams() as gateway:
         gateway.engine.script_all("hello")
@@ -133,7 +166,7 @@ async def test_no_server_is_one_clear_line(command, arguments):
         code, out, err = await run(command, "--url", url, *arguments, stdin="Hi!\n")
     assert code == 1
     assert out == ""
-    assert re.fullmatch(r"Error: no server answers at .*\n", err)
+    assert re.fullmatch(r"Error: no server answers at ws://\S+: Connection refused\n", err)
 
 
 async def test_a_refused_request_is_one_clear_line():

@@ -215,8 +215,14 @@ async def test_no_server_is_connect_failed():
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         async with AsyncClient(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectFailed, match="no server answers"):
+            with pytest.raises(ConnectFailed, match=r"no server answers .*: Connection refused$"):
                 await client.chat("Hi!")
+
+
+async def test_a_port_that_cannot_be_is_connect_failed():
+    async with AsyncClient("http://127.0.0.1:99999") as client:
+        with pytest.raises(ConnectFailed, match="is not an address that can be connected to"):
+            await client.chat("Hi!")
 
 
 async def test_a_server_that_is_not_ours_is_connect_failed():
