@@ -206,8 +206,10 @@ def _online_softmax(
     ones = jnp.ones((SUM_COLUMNS, KV_TILE), jnp.float32)
 
     def gather(blocks: Array, which: int) -> Array:
-        index = (blocks[:, None, :] * 2 + which) * num_kv_heads + heads
-        rows = flat.at[index].get(mode="promise_in_bounds")
+        # The barriers keep the index arithmetic and the reshape out of the copying loop, which is
+        # a third faster for it.
+        index = lax.optimization_barrier((blocks[:, None, :] * 2 + which) * num_kv_heads + heads)
+        rows = lax.optimization_barrier(flat.at[index].get(mode="promise_in_bounds"))
         return rows.reshape(num_seqs, num_kv_heads, KV_TILE, head_dim)
 
     def visit(tile: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
