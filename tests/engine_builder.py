@@ -1,0 +1,248 @@
+"""Small warm engines for tests. What they cost is compiling, so they are shared and cached."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
+
+from compile_cache import use_compile_cache
+from golden_model import default_model_files, tiny_model_files
+from jaxengine.config import EngineConfig
+from jaxengine.engine_core import EngineCore
+from jaxengine.model_runner import JaxModelRunner
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.decoder import Decoder
+from jaxengine.models.loader import load_decoder
+from jaxengine.request import Request
+from jaxengine.sampling_params import SamplingParams
+from jaxengine.stats import EngineStats
+from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
+from kernels_pallas.ragged_paged_attention import AttentionBatch, kv_cache_shape
+from kernels_pallas.work_plan import max_prefill_tiles, plan_prefill_tiles
+
+HF_CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 299,
+}
+
+BLOCK_SIZE = 16
+
+# Two sizes of decode steps and two of mixed ones, so that the same request meets many buckets.
+ENGINE_CONFIG = EngineConfig(
+    dtype="float32",
+    max_model_len=256,
+    max_num_batched_tokens=256,
+    token_buckets=(64, 256),
+    max_num_seqs=16,
+    block_size=BLOCK_SIZE,
+    num_blocks=200,
+)
+
+
+class RandomCheckpoint:
+    """Tensors of any decoder, drawn when asked for; the same ones for the same name."""
+
+    def __init__(self, **changes: object) -> None:
+        self.hf_config: Mapping[str, object] = {**HF_CONFIG, **changes}
+        self.shapes = tensor_shapes(ModelConfig.from_hf(self.hf_config))
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.shapes)
+
+    def get(self, name: str) -> np.ndarray:
+        rng = np.random.default_rng(list(name.encode()))
+        noise = rng.standard_normal(self.shapes[name], np.float32)
+        return 1 + noise * 0.1 if name.endswith("norm.weight") else noise * 0.2
+
+
+def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes as in transformers' modeling code, by Hugging Face name."""
+    D, F, V, H = model.hidden_size, model.intermediate_size, model.vocab_size, model.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, D)}
+    shapes["model.norm.weight"] = (D,)
+    if not model.tie_embeddings:
+        shapes["lm_head.weight"] = (V, D)
+    for layer in range(model.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (D,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (D,)
+        if model.qk_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (H,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (H,)
+        for part, heads in zip(
+            "qkv", (model.num_heads, model.num_kv_heads, model.num_kv_heads), strict=True
+        ):
+            shapes[f"{prefix}self_attn.{part}_proj.weight"] = (heads * H, D)
+            if model.qkv_bias:
+                shapes[f"{prefix}self_attn.{part}_proj.bias"] = (heads * H,)
+        shapes[prefix + "self_attn.o_proj.weight"] = (D, model.num_heads * H)
+        shapes[prefix + "mlp.gate_proj.weight"] = (F, D)
+        shapes[prefix + "mlp.up_proj.weight"] = (F, D)
+        shapes[prefix + "mlp.down_proj.weight"] = (D, F)
+    return shapes
+
+
+@dataclass(frozen=True, eq=False)
+class WarmRunner:
+    """A model on the device with all its programs compiled."""
+
+    runner: JaxModelRunner
+    model: ModelConfig
+    config: EngineConfig
+
+    def session(self, **changes: object) -> "Session":
+        """Start an engine on it; fields of EngineConfig that compile nothing may change.
+
+        A smaller `num_blocks` leaves part of the device's cache unused.
+        """
+        return Session(self, replace(self.config, **changes))
+
+
+class Session:
+    """An engine with its own scheduler and prefix cache, on a shared runner."""
+
+    def __init__(self, warm: WarmRunner, config: EngineConfig) -> None:
+        self._core = EngineCore(config, warm.runner, eos_token_ids=warm.model.eos_token_ids)
+        self._num_requests = 0
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[tuple[int, ...]]:
+        """Run requests together to their ends; return their tokens."""
+        answers: dict[str, tuple[int, ...]] = {}
+        for prompt, param in zip(prompts, params, strict=True):
+            request_id = f"request-{self._num_requests}"
+            self._num_requests += 1
+            answers[request_id] = ()
+            seed = 0 if param.seed is None else param.seed % 2**64
+            self._core.add(Request(request_id, tuple(prompt), param, seed=seed, arrival_time_s=0.0))
+        while self._core.has_work:
+            for output in self._core.step():
+                assert output.error is None
+                answers[output.request_id] += output.new_token_ids
+            self._core.check_integrity()
+        return list(answers.values())
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+
+@functools.cache
+def tiny_decoder(family: str, dtype: str = "float32") -> tuple[Decoder, ModelConfig]:
+    """A golden checkpoint's decoder."""
+    return decoder_of(open_checkpoint(tiny_model_files(family)), dtype)
+
+
+@functools.cache
+def random_decoder(dtype: str, **changes: int | bool | str) -> tuple[Decoder, ModelConfig]:
+    """A decoder with random weights; `changes` are keys of config.json."""
+    return decoder_of(RandomCheckpoint(**changes), dtype)
+
+
+@functools.cache
+def default_decoder(dtype: str) -> tuple[Decoder, ModelConfig]:
+    """The default model's decoder; only for tests marked `model`."""
+    return decoder_of(open_checkpoint(default_model_files()), dtype)
+
+
+def decoder_of(checkpoint: Checkpoint, dtype: str) -> tuple[Decoder, ModelConfig]:
+    use_compile_cache()
+    model = ModelConfig.from_hf(checkpoint.hf_config)
+    return load_decoder(model, checkpoint, dtype=dtype), model
+
+
+class Computed:
+    """What a decoder makes of tokens, step by step, outside of any engine.
+
+    Attributes:
+        kv_cache: as shaped by the kernel; the sequence uses the blocks from 1 on.
+    """
+
+    def __init__(self, decoder: Decoder, model: ModelConfig, dtype: str, *, max_len: int) -> None:
+        use_compile_cache()
+        self._decoder = decoder
+        self._num_blocks = -(-max_len // BLOCK_SIZE) + 1
+        shape = kv_cache_shape(
+            num_layers=model.num_layers,
+            num_blocks=self._num_blocks,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+        )
+        self.kv_cache = jnp.zeros(shape, dtype)
+
+    def step(
+        self, token_ids: Sequence[int], first_position: int, *, num_tokens: int, num_seqs: int
+    ) -> NDArray[np.float32]:
+        """Compute some more tokens in a bucket of the given size; return their logits."""
+        count = len(token_ids)
+        positions = np.zeros(num_tokens, np.int32)
+        positions[:count] = np.arange(first_position, first_position + count)
+        slots = np.where(np.arange(num_tokens) < count, positions + BLOCK_SIZE, 0)
+        starts = np.full(num_seqs + 1, count, np.int32)
+        starts[0] = 0
+        seq_lens = np.zeros(num_seqs, np.int32)
+        seq_lens[0] = first_position + count
+        tables = np.zeros((num_seqs, self._num_blocks - 1), np.int32)
+        tables[0] = np.arange(1, self._num_blocks)
+        tiles = np.zeros((max_prefill_tiles(num_tokens, num_seqs), 4), np.int32)
+        num_decodes = int(count == 1)
+        num_tiles = plan_prefill_tiles(starts[:2], seq_lens[:1], num_decodes, tiles)
+        batch = AttentionBatch(
+            slot_mapping=slots.astype(np.int32),
+            query_start_loc=starts,
+            seq_lens=seq_lens,
+            block_tables=tables,
+            num_decodes=np.int32(num_decodes),
+            prefill_tiles=tiles,
+            num_prefill_tiles=np.int32(num_tiles),
+        )
+        ids = np.zeros(num_tokens, np.int32)
+        ids[:count] = token_ids
+        graph, weights = nnx.split(self._decoder)
+        logits, self.kv_cache = _run_decoder(
+            graph, weights, ids, positions, self.kv_cache, batch, decode_only=num_tokens == num_seqs
+        )
+        return np.asarray(logits)[:count]
+
+
+@partial(jax.jit, static_argnames=("graph", "decode_only"), donate_argnames="kv_cache")
+def _run_decoder(
+    graph: nnx.GraphDef[Decoder],
+    weights: nnx.State,
+    token_ids: jax.Array,
+    positions: jax.Array,
+    kv_cache: jax.Array,
+    batch: AttentionBatch,
+    *,
+    decode_only: bool,
+) -> tuple[jax.Array, jax.Array]:
+    decoder = nnx.merge(graph, weights)
+    hidden, kv_cache = decoder(token_ids, positions, kv_cache, batch, decode_only=decode_only)
+    return decoder.logits(hidden), kv_cache
+
+
+def warm_runner(decoder: Decoder, model: ModelConfig, config: EngineConfig) -> WarmRunner:
+    """Compile every bucket."""
+    use_compile_cache()
+    runner = JaxModelRunner(decoder, model, config)
+    runner.warm_up()
+    return WarmRunner(runner, model, config)

@@ -1,0 +1,73 @@
+"""The decoder against Hugging Face's logits, and against itself in other buckets."""
+
+import numpy as np
+import pytest
+
+from engine_builder import Computed, decoder_of, random_decoder, tiny_decoder
+from golden_model import TINY_DIR, TINY_FAMILIES, TINY_GGUF_ARCHITECTURES, tiny_gguf_files
+from jaxengine.weights.checkpoint import open_checkpoint
+
+# Logits reach 10. Two f32 implementations that sum in other orders differ in the last digits.
+TOLERANCE = 1e-4
+
+
+def check_against_hugging_face(decoder, model, family):
+    """One pass over prompt and golden answer: all logits, and each greedy token after the last."""
+    golden = np.load(TINY_DIR / family / "golden.npz")
+    for name in "01":
+        prompt, answer = golden[f"prompt_{name}"], golden[f"greedy_{name}"]
+        token_ids = [*prompt, *answer]
+        computed = Computed(decoder, model, "float32", max_len=96)
+        logits = computed.step(token_ids, 0, num_tokens=96, num_seqs=8)
+        np.testing.assert_allclose(
+            logits[: len(prompt)], golden[f"logits_{name}"], rtol=0, atol=TOLERANCE
+        )
+        np.testing.assert_array_equal(logits[len(prompt) - 1 : -1].argmax(-1), answer)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_logits_and_greedy_tokens_are_those_of_hugging_face(family):
+    check_against_hugging_face(*tiny_decoder(family), family)
+
+
+@pytest.mark.parametrize("architecture", TINY_GGUF_ARCHITECTURES)
+def test_the_same_weights_as_gguf_give_the_same_answers(architecture):
+    decoder, model = decoder_of(open_checkpoint(tiny_gguf_files(architecture)), "float32")
+    check_against_hugging_face(decoder, model, architecture)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        ("float32", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+        ("float32", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}),
+        ("bfloat16", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}),
+        ("bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 1}),
+        ("bfloat16", {"model_type": "qwen2", "num_key_value_heads": 4}),
+        ("float32", {"model_type": "qwen3", "tie_word_embeddings": False}),
+    ],
+    ids=str,
+)
+def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(dtype, changes):
+    decoder, model = random_decoder(dtype, **changes)
+    token_ids = np.random.default_rng(1).integers(0, model.vocab_size, 150).tolist()
+
+    def compute(cut, **bucket):
+        computed = Computed(decoder, model, dtype, max_len=160)
+        logits, start = [], 0
+        for size in cut:
+            logits.append(computed.step(token_ids[start : start + size], start, **bucket))
+            start += size
+        # Block 0 takes the padding; nobody reads it.
+        blocks = np.asarray(computed.kv_cache.astype("float32"))
+        per_layer = blocks.reshape(model.num_layers, -1, *blocks.shape[1:])
+        return np.concatenate(logits), per_layer[:, 1:]
+
+    whole = compute([150], num_tokens=160, num_seqs=8)
+    for cut, bucket in [
+        ([1] * 150, {"num_tokens": 8, "num_seqs": 8}),
+        ([64, 1, 1, 3, 65, 16], {"num_tokens": 100, "num_seqs": 20}),
+    ]:
+        logits, cache = compute(cut, **bucket)
+        np.testing.assert_array_equal(logits, whole[0])
+        np.testing.assert_array_equal(cache, whole[1])
