@@ -1,7 +1,7 @@
 """Fill a decoder with the tensors of a checkpoint."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -39,25 +39,24 @@ def load_decoder(
         progress: called with (tensors loaded, tensors in all).
 
     Raises:
-        ModelError: a tensor is missing or has another shape than the config says.
+        ModelError: a tensor is missing, unknown, or has another shape than the config says.
     """
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype))
-    names = _tensor_names(config)
-    available = source.names()
-    missing = sorted(name for parts in names.values() for name in parts if name not in available)
-    if missing:
-        raise ModelError(f"the checkpoint lacks {len(missing)} tensors, the first is {missing[0]}")
-    state = nnx.state(decoder)
-    flat = nnx.to_flat_state(state)
+    parts = _tensor_parts(config)
+    _check_names(config, {part.name for joined in parts.values() for part in joined}, source)
+    flat = nnx.to_flat_state(nnx.state(decoder))
     loaded = []
     for index, (path, variable) in enumerate(flat):
-        parts = [source.get(name) for name in names[path]]
-        value = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
-        if value.shape != variable.shape:
-            raise ModelError(
-                f"tensor {' + '.join(names[path])} has shape {value.shape}, "
-                f"the config says {variable.shape}"
-            )
+        arrays = []
+        for part in parts[path]:
+            array = source.get(part.name)
+            expected = (part.num_rows, *variable.shape[1:])
+            if array.shape != expected:
+                raise ModelError(
+                    f"tensor {part.name} has shape {array.shape}, the config says {expected}"
+                )
+            arrays.append(array)
+        value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
         loaded.append((path, variable.replace(jax.device_put(value.astype(variable.dtype)))))
         if progress is not None:
             progress(index + 1, len(flat))
@@ -65,32 +64,65 @@ def load_decoder(
     return decoder
 
 
-def _tensor_names(config: ModelConfig) -> dict[tuple[str | int, ...], tuple[str, ...]]:
+class _Part(NamedTuple):
+    """A tensor of the checkpoint, and the rows that it must have."""
+
+    name: str
+    num_rows: int
+
+
+def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) -> None:
+    """Raise ModelError unless the checkpoint has what is needed, and nothing else that matters."""
+    available = source.names()
+    if missing := sorted(needed - available):
+        raise ModelError(f"the checkpoint lacks {len(missing)} tensors, the first is {missing[0]}")
+    unused = sorted(
+        name
+        for name in available - needed
+        # Old checkpoints carry the rotary frequencies; tied ones may carry the table twice.
+        if not name.endswith("rotary_emb.inv_freq")
+        and not (config.tie_embeddings and name == "lm_head.weight")
+    )
+    if unused:
+        raise ModelError(
+            f"the checkpoint has {len(unused)} tensors that its config does not call for, "
+            f"the first is {unused[0]}"
+        )
+
+
+def _tensor_parts(config: ModelConfig) -> dict[tuple[str | int, ...], tuple[_Part, ...]]:
     """Map each parameter of the decoder to the tensors that it is made of, stacked by rows."""
-    names: dict[tuple[str | int, ...], tuple[str, ...]] = {
-        ("embedding",): ("model.embed_tokens.weight",),
-        ("norm", "scale"): ("model.norm.weight",),
+    vocab, model, hidden = config.vocab_size, config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    parts: dict[tuple[str | int, ...], tuple[_Part, ...]] = {
+        ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
+        ("norm", "scale"): (_Part("model.norm.weight", model),),
     }
     if not config.tie_embeddings:
-        names["lm_head",] = ("lm_head.weight",)
+        parts["lm_head",] = (_Part("lm_head.weight", vocab),)
     for index in range(config.num_layers):
         ours, theirs = ("layers", index), f"model.layers.{index}."
-        attention = theirs + "self_attn."
+        attention, mlp = theirs + "self_attn.", theirs + "mlp."
         for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-            names[*ours, "attention", "qkv_proj", kind] = tuple(
-                f"{attention}{part}_proj.{kind}" for part in "qkv"
+            parts[*ours, "attention", "qkv_proj", kind] = (
+                _Part(f"{attention}q_proj.{kind}", q_size),
+                _Part(f"{attention}k_proj.{kind}", kv_size),
+                _Part(f"{attention}v_proj.{kind}", kv_size),
             )
         if config.qk_norm:
-            for part in "qk":
-                names[*ours, "attention", f"{part}_norm", "scale"] = (
-                    f"{attention}{part}_norm.weight",
+            for norm in ("q_norm", "k_norm"):
+                parts[*ours, "attention", norm, "scale"] = (
+                    _Part(f"{attention}{norm}.weight", config.head_dim),
                 )
-        names[*ours, "attention", "o_proj", "weight"] = (attention + "o_proj.weight",)
-        names[*ours, "input_norm", "scale"] = (theirs + "input_layernorm.weight",)
-        names[*ours, "post_attention_norm", "scale"] = (theirs + "post_attention_layernorm.weight",)
-        names[*ours, "mlp", "gate_up_proj", "weight"] = (
-            theirs + "mlp.gate_proj.weight",
-            theirs + "mlp.up_proj.weight",
+        parts[*ours, "attention", "o_proj", "weight"] = (_Part(attention + "o_proj.weight", model),)
+        for our_norm, their_norm in (
+            ("input_norm", "input_layernorm"),
+            ("post_attention_norm", "post_attention_layernorm"),
+        ):
+            parts[*ours, our_norm, "scale"] = (_Part(f"{theirs}{their_norm}.weight", model),)
+        parts[*ours, "mlp", "gate_up_proj", "weight"] = (
+            _Part(mlp + "gate_proj.weight", hidden),
+            _Part(mlp + "up_proj.weight", hidden),
         )
-        names[*ours, "mlp", "down_proj", "weight"] = (theirs + "mlp.down_proj.weight",)
-    return names
+        parts[*ours, "mlp", "down_proj", "weight"] = (_Part(mlp + "down_proj.weight", model),)
+    return parts

@@ -1,0 +1,127 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from engine_builder import RandomCheckpoint
+from jaxengine.errors import ModelError
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.loader import load_decoder
+
+
+class ChangedCheckpoint(RandomCheckpoint):
+    """A checkpoint in which some tensors are missing or have another shape."""
+
+    def __init__(self, shapes):
+        super().__init__()
+        self.shapes |= shapes
+        self.shapes = {name: shape for name, shape in self.shapes.items() if shape is not None}
+
+
+def load(checkpoint, dtype="float32", **arguments):
+    model = ModelConfig.from_hf(checkpoint.hf_config)
+    return load_decoder(model, checkpoint, dtype=dtype, **arguments)
+
+
+def test_tensors_go_where_their_names_say_and_join_by_rows():
+    checkpoint = RandomCheckpoint(model_type="qwen2", tie_word_embeddings=False)
+    decoder = load(checkpoint)
+    layer, prefix = decoder.layers[1], "model.layers.1."
+
+    def joined(*names):
+        return np.concatenate([checkpoint.get(prefix + name) for name in names])
+
+    for ours, theirs in [
+        (decoder.embedding, checkpoint.get("model.embed_tokens.weight")),
+        (decoder.lm_head, checkpoint.get("lm_head.weight")),
+        (decoder.norm.scale, checkpoint.get("model.norm.weight")),
+        (
+            layer.attention.qkv_proj.weight,
+            joined(*(f"self_attn.{part}_proj.weight" for part in "qkv")),
+        ),
+        (
+            layer.attention.qkv_proj.bias,
+            joined(*(f"self_attn.{part}_proj.bias" for part in "qkv")),
+        ),
+        (layer.attention.o_proj.weight, joined("self_attn.o_proj.weight")),
+        (layer.mlp.gate_up_proj.weight, joined("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+        (layer.mlp.down_proj.weight, joined("mlp.down_proj.weight")),
+        (layer.input_norm.scale, joined("input_layernorm.weight")),
+        (layer.post_attention_norm.scale, joined("post_attention_layernorm.weight")),
+    ]:
+        np.testing.assert_array_equal(ours[...], theirs)
+
+
+def test_matrices_take_the_type_of_the_engine_and_norms_and_biases_stay_f32():
+    decoder = load(RandomCheckpoint(model_type="qwen3", attention_bias=True), dtype="bfloat16")
+    attention = decoder.layers[0].attention
+    assert decoder.embedding.dtype == attention.qkv_proj.weight.dtype == jnp.bfloat16
+    norms = (decoder.norm, decoder.layers[0].input_norm, attention.q_norm, attention.k_norm)
+    assert {norm.scale.dtype for norm in norms} == {jnp.dtype("float32")}
+    assert attention.qkv_proj.bias.dtype == jnp.float32
+
+
+def test_tied_embeddings_have_no_output_matrix_of_their_own():
+    assert not hasattr(load(RandomCheckpoint(tie_word_embeddings=True)), "lm_head")
+
+
+def test_progress_counts_every_tensor_up_to_the_last():
+    seen = []
+    load(
+        RandomCheckpoint(num_hidden_layers=1),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    # Embedding and final norm; two norms, qkv, o, gate and up, down.
+    assert seen == [(done, 8) for done in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"model.norm.weight": None},
+            "the checkpoint lacks 1 tensors, the first is model.norm.weight",
+        ),
+        (
+            {
+                "model.layers.0.self_attn.v_proj.weight": None,
+                "model.layers.1.mlp.up_proj.weight": None,
+            },
+            "the checkpoint lacks 2 tensors, the first is model.layers.0.self_attn.v_proj.weight",
+        ),
+        (
+            {"model.embed_tokens.weight": (299, 64)},
+            "tensor model.embed_tokens.weight has shape (299, 64), the config says (300, 64)",
+        ),
+        (
+            {"model.layers.1.self_attn.k_proj.weight": (48, 64)},
+            "k_proj.weight has shape (48, 64), the config says (32, 64)",
+        ),
+        (  # the sum of the rows fits
+            {
+                "model.layers.1.mlp.gate_proj.weight": (90, 64),
+                "model.layers.1.mlp.up_proj.weight": (102, 64),
+            },
+            "gate_proj.weight has shape (90, 64), the config says (96, 64)",
+        ),
+        (
+            {"model.layers.1.self_attn.k_proj.weight": (32, 63)},
+            "k_proj.weight has shape (32, 63), the config says (32, 64)",
+        ),
+        (
+            {"model.layers.0.self_attn.o_proj.bias": (64,)},
+            "the checkpoint has 1 tensors that its config does not call for, "
+            "the first is model.layers.0.self_attn.o_proj.bias",
+        ),
+        ({"model.norm.weight": (64, 1)}, "tensor model.norm.weight has shape (64, 1)"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(shapes, message):
+    with pytest.raises(ModelError) as caught:
+        load(ChangedCheckpoint(shapes))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"])
+def test_tensors_that_repeat_what_is_known_are_passed_over(name):
+    load(ChangedCheckpoint({name: (3, 5)}))
