@@ -287,7 +287,7 @@ class BatchBuilder:
             views["any_suppressed"][...] = 1
 
     def _suppressed_ids(self, request: Request, position: int) -> tuple[int, ...]:
-        """Return the ids that must not be sampled at `position`, because min_tokens is not reached."""
+        """Return the ids that must not be sampled at `position`: min_tokens is not reached."""
         params = request.params
         if position - request.num_prompt_tokens >= params.min_tokens:
             return ()

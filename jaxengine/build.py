@@ -75,6 +75,8 @@ def plan_engine(
     """Turn wishes into a consistent configuration.
 
     Args:
+        options: the wishes.
+        model: the model to serve.
         memory_bytes: memory of the device.
 
     Returns:
@@ -130,9 +132,12 @@ def build_engine(
     """Load the weights, compile every bucket, and return the engine, not started yet.
 
     Args:
+        checkpoint: the model to serve.
+        options: the operator's wishes.
         memory_bytes: memory of the device.
         eos_token_ids: ids that end an answer besides those that the configuration names.
-        weights_progress, compile_progress: called with (done, in all).
+        weights_progress: called with (tensors loaded, in all).
+        compile_progress: called with (programs ready, in all).
 
     Raises:
         ModelError: the model cannot be run as asked.

@@ -27,6 +27,6 @@ class CompileGuard:
             self._armed = False
             jax.monitoring.unregister_event_duration_listener(self._on_event)
 
-    def _on_event(self, event: str, duration_s: float, **_: object) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == COMPILE_EVENT:
             self.num_compiles += 1

@@ -50,7 +50,8 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
 class JaxModelRunner:
     """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
 
-    Owns: the device state and the compiled programs. Only the engine thread calls it after `warm_up`.
+    Owns: the device state and the compiled programs.
+    Never: called by any but the engine thread after `warm_up`.
     """
 
     def __init__(self, decoder: Decoder, model: ModelConfig, config: EngineConfig) -> None:

@@ -74,7 +74,8 @@ def write_kv(
 
     Args:
         kv_cache: as shaped by `kv_cache_shape`.
-        k_TKH, v_TKH: keys (after RoPE) and values; cast to the dtype of the cache.
+        k_TKH: keys after RoPE; cast to the dtype of the cache.
+        v_TKH: values; cast likewise.
         slot_mapping_T: as in AttentionBatch.
         first_block: row of this layer's block 0.
     """

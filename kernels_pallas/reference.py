@@ -136,7 +136,8 @@ def _decode(
         )
         return lax.dynamic_update_slice_in_dim(out, result, first, axis=0)
 
-    return lax.fori_loop(0, (num_decodes + group - 1) // group, attend, out)[:num_tokens]
+    attended: Array = lax.fori_loop(0, (num_decodes + group - 1) // group, attend, out)
+    return attended[:num_tokens]
 
 
 def _prefill(
@@ -174,7 +175,8 @@ def _prefill(
             out, result.transpose(1, 0, 2, 3), first_token, axis=0
         )
 
-    return lax.fori_loop(0, num_prefill_tiles, attend, out_padded)[:num_tokens]
+    attended: Array = lax.fori_loop(0, num_prefill_tiles, attend, out_padded)
+    return attended[:num_tokens]
 
 
 def _online_softmax(
@@ -209,7 +211,7 @@ def _online_softmax(
         # The barriers keep the index arithmetic and the reshape out of the copying loop, which is
         # a third faster for it.
         index = lax.optimization_barrier((blocks[:, None, :] * 2 + which) * num_kv_heads + heads)
-        rows = lax.optimization_barrier(flat.at[index].get(mode="promise_in_bounds"))
+        rows: Array = lax.optimization_barrier(flat.at[index].get(mode="promise_in_bounds"))
         return rows.reshape(num_seqs, num_kv_heads, KV_TILE, head_dim)
 
     def visit(tile: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -233,6 +235,8 @@ def _online_softmax(
         jnp.zeros((*rows, head_dim), jnp.float32),
     )
     num_tiles = (num_keys + KV_TILE - 1) // KV_TILE
+    total: Array
+    out: Array
     _, total, out = lax.fori_loop(0, num_tiles, visit, start)
     return out / jnp.maximum(total, 1e-30)[..., None]
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder, read from a Hugging Face style config: one table, not a file per family."""
+"""The shape of a decoder, read from a Hugging Face config: one table, not a file per family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +75,8 @@ class ModelConfig:
                 raise ModelError(f"model config: {name}={getattr(self, name)} is out of range")
         if not 1 <= self.num_kv_heads <= self.num_heads or self.num_heads % self.num_kv_heads:
             raise ModelError(
-                f"model config: {self.num_heads} query heads cannot share {self.num_kv_heads} kv heads"
+                f"model config: {self.num_heads} query heads cannot share "
+                f"{self.num_kv_heads} kv heads"
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(f"model config: head_dim={self.head_dim} must be even")

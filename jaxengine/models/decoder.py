@@ -10,6 +10,7 @@ leaves the compiler no choice that could differ between buckets.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -182,7 +183,7 @@ class Decoder(nnx.Module):
 @partial(jax.jit, static_argnames=("graph", "decode_only"))
 def _run_layer(
     graph: nnx.GraphDef[DecoderLayer],
-    weights: nnx.State,
+    weights: nnx.State[Any, Any],
     x_TD: Array,
     rope: Rope,
     kv_cache: Array,

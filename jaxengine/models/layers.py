@@ -12,7 +12,7 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
 
-__all__ = ["Linear", "RMSNorm", "apply_rope", "row_mean", "rope_frequencies", "rope_tables"]
+__all__ = ["Linear", "RMSNorm", "apply_rope", "rope_frequencies", "rope_tables", "row_mean"]
 
 # Columns of the ones that turn a row sum into a product (see row_mean).
 SUM_COLUMNS = 8

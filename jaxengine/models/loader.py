@@ -1,6 +1,6 @@
 """Fill a decoder with the tensors of a checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -33,9 +33,12 @@ def load_decoder(
 ) -> Decoder:
     """Build the decoder and load its weights, each straight to the device.
 
-    Matrices become `dtype`; norms and biases stay f32.
+    Norms and biases stay f32 whatever the dtype.
 
     Args:
+        config: what the decoder looks like.
+        source: the checkpoint.
+        dtype: of the matrices.
         progress: called with (tensors loaded, tensors in all).
 
     Raises:
@@ -90,11 +93,11 @@ def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) ->
         )
 
 
-def _tensor_parts(config: ModelConfig) -> dict[tuple[str | int, ...], tuple[_Part, ...]]:
+def _tensor_parts(config: ModelConfig) -> dict[tuple[Hashable, ...], tuple[_Part, ...]]:
     """Map each parameter of the decoder to the tensors that it is made of, stacked by rows."""
     vocab, model, hidden = config.vocab_size, config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    parts: dict[tuple[str | int, ...], tuple[_Part, ...]] = {
+    parts: dict[tuple[Hashable, ...], tuple[_Part, ...]] = {
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model),),
     }
