@@ -204,6 +204,7 @@ class AsyncEngine:
                     self._call(self._deliver, outputs)
         except Exception as error:
             logger.critical("the engine is dead", exc_info=error)
+            self._stats = self._core.stats()
             self._call(self._deliver_failure, f"{type(error).__name__}: {error}")
 
     def _read_inbox(self) -> tuple[list[RequestOutput], bool]:

@@ -41,7 +41,10 @@ class StepHandle(Protocol):
         ...
 
     def result(self) -> Sequence[int]:
-        """Wait for the step; return one token per scheduled request (meaningless where none was sampled)."""
+        """Wait for the step; return one token per scheduled request.
+
+        It is meaningless where nothing was sampled.
+        """
         ...
 
 
@@ -190,14 +193,16 @@ class EngineCore:
         assert step.handle is not None, "a step that failed to launch was not recovered from"
         sampled = step.handle.result()
         now_s = self._clock()
-        self._step_busy_s += now_s - self._busy_since_s
-        self._busy_since_s = now_s
+        self._count_busy(now_s)
         self._failures_in_a_row = 0
         return self._scheduler.update(step.output, sampled, now_s)
 
     def _recover(self, error: Exception) -> list[RequestOutput]:
         """Fail the requests of the steps in flight; all others start over on an empty cache."""
         logger.error("a step failed", exc_info=error)
+        now_s = self._clock()
+        if self._in_flight:
+            self._count_busy(now_s)
         self._num_step_failures += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
@@ -211,6 +216,10 @@ class EngineCore:
             for item in step.output.scheduled
         }
         self._in_flight.clear()
-        outputs = self._scheduler.fail(list(affected.values()), STEP_FAILED, self._clock())
+        outputs = self._scheduler.fail(list(affected.values()), STEP_FAILED, now_s)
         self._runner.reset()
         return outputs
+
+    def _count_busy(self, now_s: float) -> None:
+        self._step_busy_s += now_s - self._busy_since_s
+        self._busy_since_s = now_s
