@@ -81,6 +81,8 @@ class FakeModelRunner:
         faults: what went wrong; empty after a healthy run, whatever the engine recovered from.
         steps: for each launched step, the (request id, number of tokens) that it held.
         requests: all requests seen, by id.
+        num_results: steps whose tokens were handed out.
+        lost: ids of the requests that were in flight whenever the cache was emptied.
         num_padded_tokens: what each step says it padded.
         num_resets: how often the cache was emptied.
     """
@@ -100,6 +102,9 @@ class FakeModelRunner:
         self.requests: dict[str, Request] = {}
         self.num_padded_tokens = num_padded_tokens
         self.num_resets = 0
+        self.num_results = 0
+        self.lost: set[str] = set()
+        self._in_flight: list[int] = []  # steps launched, whose tokens nobody has seen
         self._config = config
         self._next_token = next_token or weighted_sum(vocab_size)
         self._eos_token_ids = tuple(eos_token_ids)
@@ -117,6 +122,7 @@ class FakeModelRunner:
         if self._must_be_reset:
             self._fault("a step was launched on a device that has failed")
         index = len(self.steps)
+        self._in_flight.append(index)
         with self._changed:
             self.steps.append([(i.request.request_id, i.num_new_tokens) for i in output.scheduled])
             self._changed.notify_all()
@@ -128,6 +134,8 @@ class FakeModelRunner:
         return _FakeStep(self, index, [self._compute(item) for item in output.scheduled])
 
     def reset(self) -> None:
+        self.lost |= {name for index in self._in_flight for name, _ in self.steps[index]}
+        self._in_flight.clear()
         self._slots.clear()
         self._last_token.clear()
         self._must_be_reset = False
@@ -168,8 +176,12 @@ class FakeModelRunner:
             self._changed.wait_for(lambda: self._results_allowed != 0)
             if self._results_allowed is not None:
                 self._results_allowed -= 1
+        if self._in_flight[0] != index:
+            self._fault(f"step {index} is taken in before the one before it")
         if index in self._failing_results:
             self._fail()
+        del self._in_flight[0]
+        self.num_results += 1
         return sampled
 
     def _fail(self) -> None:

@@ -1,5 +1,7 @@
 """How requests end, and the token that is in flight when they do."""
 
+import gc
+
 import pytest
 
 from jaxengine.outputs import FinishReason, RequestTiming
@@ -105,6 +107,27 @@ def test_every_output_tells_the_time_in_the_queue_and_the_last_one_all_times():
         num_cached_tokens=0,
         num_preemptions=0,
     )
+
+
+def test_nothing_is_kept_of_requests_that_have_ended():
+    loop = SchedulerLoop()
+
+    def serve(count: int) -> None:
+        for index in range(count):
+            loop.add(f"r{index}", [index % 7] * 20, max_tokens=1)
+            loop.step()
+            loop.step()
+            loop.add(f"s{index}", [index % 7] * 20)
+            loop.step()
+            loop.abort(f"s{index}")
+
+    serve(50)
+    gc.collect()
+    num_objects = len(gc.get_objects())
+    serve(200)
+    gc.collect()
+    assert not loop.scheduler.has_requests
+    assert len(gc.get_objects()) < num_objects + 100
 
 
 # Aborts.
