@@ -31,7 +31,7 @@ __all__ = ["BatchBuilder", "BatchLayout", "Bucket", "SamplingBatch", "ScheduledB
 
 
 class Bucket(NamedTuple):
-    """A compiled size. Ordered by cost."""
+    """A compiled size."""
 
     num_tokens: int
     num_seqs: int
@@ -172,9 +172,10 @@ class BatchBuilder:
         spare_row: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
+        # By cost; of two equal sizes, the one without prefill is cheaper.
+        by_cost = sorted(buckets, key=lambda b: (b.num_tokens, b.num_seqs, not b.decode_only))
         self._layouts = [
-            BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids))
-            for bucket in sorted(buckets)
+            BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids)) for bucket in by_cost
         ]
         self._block_size = block_size
         self._spare_row = spare_row
