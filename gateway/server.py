@@ -7,10 +7,11 @@ from typing import Self
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.app import build_app
 from gateway.config import GatewayConfig
-from gateway.errors import Unavailable
+from gateway.errors import Unavailable, sanitize
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
 
@@ -40,6 +41,7 @@ class Server:
             keepalive_timeout=config.keepalive_timeout_s,
             shutdown_timeout=HANDLER_TIMEOUT_S,
             access_log=None,
+            logger=_http_logger(),
         )
         self._listener: asyncio.Server | None = None
 
@@ -106,6 +108,30 @@ class Server:
         if server is None or len(server.connections) >= self._config.max_connections:
             return _Refusal()
         return server()
+
+
+class _ClientFaults(logging.Filter):
+    """Makes one quiet line of the traceback that aiohttp logs for every broken request.
+
+    Anybody who can connect could fill the log with them.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
+            return True
+        logger.debug("a client sent broken HTTP: %s", sanitize(str(error)))
+        return False
+
+
+_client_faults = _ClientFaults()
+
+
+def _http_logger() -> logging.Logger:
+    """The logger of aiohttp's connections."""
+    http_logger = logging.getLogger(f"{__name__}.http")
+    http_logger.addFilter(_client_faults)  # again and again the same one: added once
+    return http_logger
 
 
 class _Refusal(asyncio.Protocol):

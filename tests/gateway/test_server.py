@@ -98,6 +98,25 @@ async def test_a_connection_that_never_finishes_its_request_head_is_closed(start
         assert await reader.read() == b""
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 10_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+)
+async def test_broken_http_is_the_clients_fault_and_no_traceback_in_the_log(gateway, caplog, data):
+    with caplog.at_level("DEBUG"):
+        async with connection(gateway.server.port) as (reader, writer):
+            writer.write(data)
+            writer.write_eof()
+            assert (await reader.read()).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert "a client sent broken HTTP: 400, message:" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert {record.levelname for record in caplog.records if record.exc_info} == set()
+
+
 async def test_a_port_that_is_taken_is_an_os_error(start_gateway):
     gateway = await start_gateway()
     with pytest.raises(OSError, match="address already in use"):
