@@ -118,6 +118,21 @@ async def test_a_stop_string_ends_the_answer_and_is_told():
     assert (done["finish_reason"], done["stop_reason"]) == ("stop", "fg")
 
 
+async def test_a_stop_string_works_when_token_ids_are_asked_for():
+    async with serve_streams() as gateway, gateway.connect() as stream:
+        await stream.send({**start("a", max_tokens=20, stop="fg"), "return_token_ids": True})
+        messages = [await stream.receive()]
+        while messages[-1]["type"] != "done":
+            messages.append(await stream.receive())
+        await gateway.engine.wait_until_idle()
+    deltas, done = messages[1:-1], messages[-1]
+    assert "".join(delta["text"] for delta in deltas) == "de"
+    # All that was generated, so that the ids are as many as the usage says.
+    assert [i for delta in deltas for i in delta["token_ids"]] == list(b"defg")
+    assert done["usage"]["completion_tokens"] == 4
+    assert done["stop_reason"] == "fg"
+
+
 async def test_many_streams_share_a_connection_and_keep_apart():
     async with serve_streams() as gateway, gateway.connect() as stream:
         prompts = {f"s{n}": "x" * (n + 1) for n in range(20)}
