@@ -86,8 +86,8 @@ def _keep(logits_SV: Array, sampling: SamplingBatch) -> Bool[Array, "S V"]:
     num_candidates = min(NUM_CANDIDATES, logits_SV.shape[-1])
     candidates_SC = lax.top_k(logits_SV, num_candidates)[0]
     top_S = candidates_SC[:, 0]
-    needs_k = sampling.top_k > 0
-    needs_p = sampling.top_p < 1
+    needs_k = (sampling.top_k > 0) & (sampling.top_k < logits_SV.shape[-1])
+    needs_p = (sampling.top_p < 1) & (sampling.temperature > 0)  # greedy rows hold zeros
 
     kth_S = jnp.take_along_axis(
         candidates_SC, jnp.clip(sampling.top_k - 1, 0, num_candidates - 1)[:, None], axis=1
