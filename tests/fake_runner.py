@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from jaxengine.config import EngineConfig
 from jaxengine.outputs import FinishReason
@@ -188,7 +188,7 @@ class FakeModelRunner:
         self._must_be_reset = True
         raise RuntimeError("the device has failed")
 
-    def _fault(self, text: str) -> None:
+    def _fault(self, text: str) -> NoReturn:
         self.faults.append(f"step {len(self.steps) - 1}: {text}")
         raise AssertionError(self.faults[-1])
 
@@ -226,7 +226,8 @@ class FakeModelRunner:
             self._require(len(token_ids) == item.num_new_tokens, "tokens are missing")
             for position, token_id in enumerate(token_ids, item.first_position):
                 slot = self._slot(item, position)
-                self._require(slot not in written, f"two sequences write slot {slot}")
+                if slot in written:
+                    self._fault(f"two sequences write slot {slot}")
                 written.add(slot)
                 chain = self._read(item, position - 1).chain if position else 0
                 chain = hash((chain, position, token_id))
@@ -239,13 +240,12 @@ class FakeModelRunner:
         for position in range(end):
             found = self._read(item, position)
             chain = hash((chain, position, found.token_id))
-            self._require(
-                found.position == position and found.chain == chain,
-                f"{item.request} attends at {position} to what another sequence wrote: {found}",
-            )
+            if found.position != position or found.chain != chain:
+                self._fault(f"{item.request} attends at {position} to another sequence's {found}")
             token_ids.append(found.token_id)
         known = item.request.token_ids[:end]
-        self._require(token_ids[: len(known)] == known, f"{item.request} attends to {token_ids}")
+        if token_ids[: len(known)] != known:
+            self._fault(f"{item.request} attends to {token_ids}")
         if not item.samples:
             return NOTHING_SAMPLED
         self._require(end >= len(item.request.token_ids), "sampled before the last token")
@@ -261,15 +261,15 @@ class FakeModelRunner:
 
     def _slot(self, item: ScheduledRequest, position: int) -> int:
         block, offset = divmod(position, self._config.block_size)
-        self._require(block < len(item.block_ids), f"{item.request} has no block for {position}")
+        if block >= len(item.block_ids):
+            self._fault(f"{item.request} has no block for {position}")
         return item.block_ids[block] * self._config.block_size + offset
 
     def _read(self, item: ScheduledRequest, position: int) -> _Written:
-        slot = self._slot(item, position)
-        self._require(
-            slot in self._slots, f"{item.request} attends at {position} to what nobody wrote"
-        )
-        return self._slots[slot]
+        found = self._slots.get(self._slot(item, position))
+        if found is None:
+            self._fault(f"{item.request} attends at {position} to what nobody wrote")
+        return found
 
 
 class _FakeStep:

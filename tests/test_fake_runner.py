@@ -124,7 +124,7 @@ def test_it_notices_a_block_that_another_sequence_has_overwritten():
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
     runner.execute(step(whole_prompt(request)))
     runner.execute(step(whole_prompt(make_request(4, 5), row=1)))
-    with pytest.raises(AssertionError, match="another sequence wrote"):
+    with pytest.raises(AssertionError, match="another sequence's"):
         runner.execute(step(pending_token(request, 3)))
 
 

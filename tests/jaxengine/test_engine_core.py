@@ -167,6 +167,20 @@ def test_a_failed_step_fails_its_requests_and_no_others(config, kind):
     loop.check_idle()
 
 
+def test_a_step_launched_behind_a_failing_one_fails_with_it():
+    loop = EngineLoop(OVERLAPPED)
+    loop.runner.fail_result(0)
+    loop.add("a", range(16))
+    loop.step()  # a fills the step
+    loop.add("b", (1, 2, 3))
+    loop.add("c", range(20))
+    outputs = loop.step()  # launches a and b and a part of c, then hears of the failure
+    assert {output.request_id for output in outputs} == {"a", "b", "c"}
+    assert {output.finish_reason for output in outputs} == {FinishReason.ERROR}
+    assert not loop.core.has_work
+    loop.check_idle()
+
+
 @both_loops
 def test_a_request_that_gave_way_before_the_failure_goes_on_after_it(config):
     loop = EngineLoop(small_config(overlap=config.overlap, num_blocks=6, max_model_len=40))

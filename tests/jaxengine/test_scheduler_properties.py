@@ -156,7 +156,7 @@ class EngineLaws(RuleBasedStateMachine):
         assert stats.prefix_hits <= stats.prefix_queries == stats.prompt_tokens
 
 
-EngineLaws.TestCase.settings = settings(max_examples=150, stateful_step_count=20)
+EngineLaws.TestCase.settings = settings(max_examples=100, stateful_step_count=20)
 TestTheLawsOfTheEngine = EngineLaws.TestCase
 
 LOOPS = [
