@@ -41,10 +41,11 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     if not token_buckets:
         largest = max(config.max_num_batched_tokens, size)
         token_buckets = tuple(sorted({largest, *(t for t in (32, 128, 512, 2048) if t < largest)}))
-    buckets = [Bucket(s, s, True) for s in decode_sizes]
-    for tokens in token_buckets:
-        buckets.append(Bucket(tokens, min(tokens, size), False))
-    return buckets
+    mixed_sizes = sorted({max(tokens, SMALLEST_BUCKET) for tokens in token_buckets})
+    return [
+        *(Bucket(seqs, seqs, True) for seqs in decode_sizes),
+        *(Bucket(tokens, min(tokens, size), False) for tokens in mixed_sizes),
+    ]
 
 
 class JaxModelRunner:

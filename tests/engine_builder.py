@@ -1,7 +1,7 @@
 """Small warm engines for tests. What they cost is compiling, so they are shared and cached."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -240,9 +240,27 @@ def _run_decoder(
     return decoder.logits(hidden), kv_cache
 
 
-def warm_runner(decoder: Decoder, model: ModelConfig, config: EngineConfig) -> WarmRunner:
+def warm_runner(
+    decoder: Decoder,
+    model: ModelConfig,
+    config: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> WarmRunner:
     """Compile every bucket."""
     use_compile_cache()
     runner = JaxModelRunner(decoder, model, config)
-    runner.warm_up()
+    runner.warm_up(progress=progress)
     return WarmRunner(runner, model, config)
+
+
+@functools.cache
+def warm_tiny_runner(family: str, dtype: str = "float32") -> WarmRunner:
+    """A golden checkpoint in the buckets of ENGINE_CONFIG, shared by all tests."""
+    return warm_runner(*tiny_decoder(family, dtype), replace(ENGINE_CONFIG, dtype=dtype))
+
+
+@functools.cache
+def warm_random_runner(dtype: str = "float32", **changes: int | bool | str) -> WarmRunner:
+    """Random weights in the buckets of ENGINE_CONFIG, shared by all tests."""
+    return warm_runner(*random_decoder(dtype, **changes), replace(ENGINE_CONFIG, dtype=dtype))

@@ -1,0 +1,168 @@
+from dataclasses import replace
+
+import pytest
+
+from engine_builder import HF_CONFIG, RandomCheckpoint
+from jaxengine.build import EngineOptions, build_engine, plan_engine
+from jaxengine.errors import ModelError
+from jaxengine.models.config import ModelConfig
+from jaxengine.sampling_params import SamplingParams
+
+MIB = 1 << 20
+# A block of 16 tokens: K and V, 2 layers, 2 heads padded to 64 elements, bf16.
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 64 * 2
+MODEL = ModelConfig.from_hf(HF_CONFIG)  # context 512
+
+
+def plan(memory_bytes=1 << 40, model=MODEL, **options):
+    return plan_engine(EngineOptions(**options), model, memory_bytes=memory_bytes)
+
+
+def test_wishes_become_the_configuration_word_by_word():
+    config, clamped_from = plan(
+        dtype="float32",
+        max_model_len=300,
+        max_num_batched_tokens=256,
+        max_num_scheduled_tokens=64,
+        max_num_seqs=5,
+        max_num_queued_requests=6,
+        block_size=32,
+        num_kv_blocks=50,
+        watermark=0.2,
+        enable_prefix_caching=False,
+        overlap=False,
+    )
+    assert clamped_from is None
+    assert (config.dtype, config.max_model_len) == ("float32", 300)
+    assert (config.max_num_batched_tokens, config.max_num_scheduled_tokens) == (256, 64)
+    assert (config.max_num_seqs, config.max_num_queued_requests) == (5, 6)
+    assert (config.block_size, config.num_blocks) == (32, 51)  # and the reserved one
+    assert (config.watermark, config.enable_prefix_caching, config.overlap) == (0.2, False, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "memory_bytes", "cache_bytes"),
+    [
+        ({}, 1 << 40, 1 << 30),
+        ({}, 1 << 30, 1 << 28),  # a quarter of the memory
+        ({"kv_cache_memory_bytes": 5 * MIB}, 1 << 30, 5 * MIB),
+        ({"kv_cache_memory_bytes": 5 * MIB + BLOCK_BYTES - 1}, 1 << 30, 5 * MIB),
+    ],
+)
+def test_the_cache_takes_as_many_blocks_as_its_bytes_hold(options, memory_bytes, cache_bytes):
+    config, _ = plan(memory_bytes, **options)
+    assert config.num_blocks == cache_bytes // BLOCK_BYTES
+
+
+def test_the_number_of_blocks_overrides_the_bytes():
+    config, _ = plan(num_kv_blocks=100, kv_cache_memory_bytes=1)
+    assert config.num_blocks == 101
+
+
+def test_blocks_of_f32_cost_twice_as_much():
+    assert plan(dtype="float32")[0].num_blocks * 2 == plan()[0].num_blocks
+
+
+def test_without_a_wish_the_context_is_the_models():
+    assert plan()[0].max_model_len == 512
+
+
+@pytest.mark.parametrize("wish", [None, 400])
+def test_the_context_is_clamped_to_what_the_cache_holds(wish):
+    config, clamped_from = plan(num_kv_blocks=10, max_model_len=wish)
+    assert config.max_model_len == 160
+    assert clamped_from == (wish or 512)
+
+
+def test_a_context_that_just_fits_is_not_clamped():
+    config, clamped_from = plan(num_kv_blocks=10, max_model_len=160)
+    assert (config.max_model_len, clamped_from) == (160, None)
+
+
+def test_more_context_than_the_model_knows_is_refused():
+    with pytest.raises(ModelError, match="max_model_len 513 exceeds the model's context of 512"):
+        plan(max_model_len=513)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_memory_bytes": 2 * BLOCK_BYTES - 1},
+        {"kv_cache_memory_bytes": 1},
+        {"num_kv_blocks": 0},
+    ],
+)
+def test_a_cache_that_holds_nothing_is_refused(options):
+    message = f"at least 2 blocks of {BLOCK_BYTES} bytes"
+    with pytest.raises(ModelError, match=message):
+        plan(**options)
+
+
+def test_a_machine_without_memory_is_refused():
+    with pytest.raises(ModelError, match="at least 2 blocks"):
+        plan(memory_bytes=BLOCK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"block_size": 24}, "block_size"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 1000}, "max_num_seqs"),
+        ({"watermark": 1.0}, "watermark"),
+        ({"max_num_scheduled_tokens": 513}, "max_num_scheduled_tokens"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(options, field):
+    with pytest.raises(ValueError, match=field):
+        plan(**options)
+
+
+SMALL = EngineOptions(
+    dtype="float32",
+    max_num_seqs=8,
+    max_num_batched_tokens=32,
+    num_kv_blocks=20,
+)
+
+
+async def test_a_built_engine_serves():
+    seen = {"weights": [], "compile": []}
+    built = build_engine(
+        RandomCheckpoint(num_hidden_layers=1),
+        SMALL,
+        memory_bytes=1 << 30,
+        eos_token_ids=[298, 299],
+        weights_progress=lambda *done: seen["weights"].append(done),
+        compile_progress=lambda *done: seen["compile"].append(done),
+    )
+    assert seen["weights"][-1] == (8, 8)
+    assert seen["compile"] == [(1, 2), (2, 2)]
+    assert built.num_buckets == 2
+    # The context of 512 is more than 20 blocks of 16 hold.
+    assert (built.config.max_model_len, built.clamped_from) == (320, 512)
+    assert built.model.eos_token_ids == (298, 299)
+    limits = built.engine.limits
+    assert (limits.max_model_len, limits.vocab_size, limits.max_num_seqs) == (320, 300, 8)
+    assert (limits.max_num_queued_requests, limits.eos_token_ids) == (1024, (298, 299))
+    built.engine.start()
+    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    async with built.engine.submit([1, 2, 3], params) as stream:
+        token_ids = [token async for output in stream for token in output.new_token_ids]
+    assert len(token_ids) == 5
+    assert built.engine.stats().compiles_after_ready == 0
+    await built.engine.stop(drain_timeout_s=5)
+
+
+def test_a_model_that_does_not_fit_its_checkpoint_is_refused_before_anything_is_compiled():
+    checkpoint = RandomCheckpoint()
+    checkpoint.hf_config = {**checkpoint.hf_config, "vocab_size": 301}
+    compiled = []
+    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight has shape"):
+        build_engine(
+            checkpoint,
+            replace(SMALL, max_model_len=64),
+            memory_bytes=1 << 30,
+            compile_progress=lambda *done: compiled.append(done),
+        )
+    assert compiled == []

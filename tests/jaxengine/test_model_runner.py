@@ -1,0 +1,163 @@
+import math
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from engine_builder import ENGINE_CONFIG, random_decoder, warm_random_runner, warm_runner
+from jaxengine.batch import BatchLayout, Bucket
+from jaxengine.config import EngineConfig
+from jaxengine.model_runner import JaxModelRunner, buckets_for
+from jaxengine.request import Request
+from jaxengine.sampling_params import SamplingParams
+from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
+
+GREEDY = SamplingParams(max_tokens=99, temperature=0)
+PROMPT = tuple(range(40, 60))
+
+
+@pytest.fixture
+def warm():
+    return warm_random_runner("float32")
+
+
+def item(token_ids, first, count, *, row=0, blocks=(1, 2, 3), pending=False):
+    request = Request("r", tuple(token_ids), GREEDY, seed=0, arrival_time_s=0.0)
+    samples = first + count == len(token_ids) + pending
+    return ScheduledRequest(request, first, count, row, blocks, samples, pending)
+
+
+def execute(warm, *items):
+    output = SchedulerOutput(tuple(items), sum(i.num_new_tokens for i in items), 0)
+    return warm.runner.execute(output)
+
+
+def next_token(warm, *items):
+    return execute(warm, *items).result()[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "decode_sizes", "mixed_sizes"),
+    [
+        ({}, [8, 16, 32, 64], [(32, 32), (128, 64), (512, 64)]),
+        ({"max_num_seqs": 1}, [8], [(32, 8), (128, 8), (512, 8)]),
+        ({"max_num_seqs": 65}, [8, 16, 32, 64, 128], [(32, 32), (128, 128), (512, 128)]),
+        ({"max_num_seqs": 3, "max_num_batched_tokens": 3}, [8], [(8, 8)]),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 100}, [8], [(32, 8), (100, 8)]),
+        ({"max_num_seqs": 8, "token_buckets": (64, 512)}, [8], [(64, 8), (512, 8)]),
+        ({"max_num_seqs": 8, "token_buckets": (2, 4, 512)}, [8], [(8, 8), (512, 8)]),
+        (
+            {"max_num_seqs": 8, "max_num_batched_tokens": 4096},
+            [8],
+            [(32, 8), (128, 8), (512, 8), (2048, 8), (4096, 8)],
+        ),
+    ],
+)
+def test_buckets_follow_from_the_budgets(changes, decode_sizes, mixed_sizes):
+    config = EngineConfig(**changes)
+    assert buckets_for(config) == [
+        *(Bucket(size, size, True) for size in decode_sizes),
+        *(Bucket(tokens, seqs, False) for tokens, seqs in mixed_sizes),
+    ]
+
+
+def test_every_step_that_the_budgets_allow_has_a_bucket():
+    for max_num_seqs in (1, 7, 8, 9, 20, 64):
+        for max_num_batched_tokens in (max_num_seqs, 100, 512):
+            if max_num_batched_tokens >= max_num_seqs:
+                config = EngineConfig(
+                    max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+                )
+                buckets = buckets_for(config)
+                assert any(b.decode_only and b.num_seqs >= max_num_seqs for b in buckets)
+                assert any(
+                    not b.decode_only
+                    and b.num_tokens >= max_num_batched_tokens
+                    and b.num_seqs >= max_num_seqs
+                    for b in buckets
+                )
+
+
+def test_tokens_come_back_in_the_order_of_the_scheduler(warm):
+    first, second = item(PROMPT, 0, 20, row=0), item((7, 8, 9), 0, 3, row=1, blocks=(5, 6))
+    tokens = [next_token(warm, first), next_token(warm, second)]
+    assert len(set(tokens)) == 2
+    decode = item((7, 8, 9), 2, 1, row=1, blocks=(5, 6))
+    assert execute(warm, first, second).result() == tokens
+    # The decode is packed first, whatever the order.
+    assert execute(warm, first, decode).result() == tokens
+    assert execute(warm, decode, first).result() == tokens[::-1]
+
+
+def test_a_pending_token_is_the_one_that_the_row_sampled_last(warm):
+    token = next_token(warm, item(PROMPT, 0, 20, row=3))
+    known = next_token(warm, item((*PROMPT, token), 20, 1, row=4))
+    # Another row samples something else meanwhile, and a chunk samples nothing at all.
+    next_token(warm, item(PROMPT, 0, 20, row=3), item((1, 2, 3, 4), 0, 3, row=5, blocks=(8,)))
+    assert next_token(warm, item(PROMPT, 20, 1, row=3, pending=True)) == known
+
+
+def test_a_chunk_that_samples_nothing_leaves_the_memory_of_its_row(warm):
+    token = next_token(warm, item(PROMPT, 0, 20, row=3))
+    expected = next_token(warm, item((*PROMPT, token), 20, 1, row=2))
+    execute(warm, item((1, 2, 3, 4), 0, 3, row=3, blocks=(8,))).result()
+    assert next_token(warm, item(PROMPT, 20, 1, row=3, pending=True)) == expected
+
+
+def test_padding_is_counted(warm):
+    assert execute(warm, item(PROMPT, 0, 20)).num_padded_tokens == 64 - 20
+    assert execute(warm, item((5,), 0, 1)).num_padded_tokens == 8 - 1
+
+
+def test_a_reset_forgets_the_cache_and_the_tokens(warm):
+    token = next_token(warm, item(PROMPT, 0, 20, row=1))
+    second = next_token(warm, item((*PROMPT, token), 20, 1, row=1))
+    warm.runner.reset()
+    # Token 0, not what row 1 remembered, on a context of zeros.
+    forgotten = next_token(warm, item(PROMPT, 20, 1, row=1, pending=True))
+    assert forgotten == next_token(warm, item((*PROMPT, 0), 20, 1, row=2))
+    next_token(warm, item(PROMPT, 0, 20, row=1))
+    assert next_token(warm, item((*PROMPT, token), 20, 1, row=1)) == second
+
+
+def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
+    decoder, model = random_decoder("float32")
+    config = replace(ENGINE_CONFIG, max_num_seqs=8, max_num_batched_tokens=64, token_buckets=(64,))
+    seen = []
+    warm = warm_runner(
+        decoder, model, config, progress=lambda done, total: seen.append((done, total))
+    )
+    try:
+        assert seen == [(1, 2), (2, 2)]
+        assert warm.runner.buckets == [(8, 8, True), (64, 8, False)]
+        assert warm.runner.compiles_after_ready == 0
+        for count in (1, 2, 8, 33, 64):
+            execute(warm, item(range(count), 0, count, blocks=(1, 2, 3, 4))).result()
+        assert warm.runner.compiles_after_ready == 0
+        jax.jit(lambda x: x * 7)(np.arange(3))
+        assert warm.runner.compiles_after_ready >= 1
+    finally:
+        warm.runner.close()
+
+
+@pytest.mark.parametrize("bucket", [Bucket(8, 8, True), Bucket(64, 16, False)], ids=str)
+def test_the_cache_is_updated_in_place_and_never_copied(bucket):
+    decoder, model = random_decoder("bfloat16")
+    # Large enough to tell a copy from everything else in the step.
+    config = replace(ENGINE_CONFIG, num_blocks=2000, dtype="bfloat16")
+    runner = JaxModelRunner(decoder, model, config)
+    layout = BatchLayout(bucket, config.max_blocks_per_seq, len(model.eos_token_ids))
+    compiled = runner.lower(layout).compile()
+    num_elements = 2 * 2000 * 2 * 2 * 16 * 64  # layers, blocks, K and V, heads, offsets, width
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= num_elements * 2
+    assert memory.temp_size_in_bytes < num_elements / 4
+    whole = [
+        operation
+        for shape, operation in re.findall(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(", compiled.as_text())
+        if math.prod(map(int, shape.split(","))) >= num_elements
+    ]
+    assert "scatter" in whole, "the pattern no longer finds the cache"
+    assert not {"copy", "copy-start", "convert", "transpose", "pad"} & set(whole)
