@@ -20,7 +20,8 @@ from golden_model import GOLDEN_DIR
 from headrace_client import AsyncClient
 from serving import read_metrics, served
 
-pytestmark = pytest.mark.model
+# The first start on a machine downloads the model and compiles it.
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 GOLDEN = json.loads((GOLDEN_DIR / "golden_smollm2.json").read_text())["cases"][0]
 QUESTION = "What is the capital of France?"

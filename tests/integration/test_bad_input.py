@@ -5,6 +5,7 @@ Nothing that a client sends may be a fault of ours (5xx), end the process, or le
 """
 
 import asyncio
+import contextlib
 import http.client
 import io
 import json
@@ -154,7 +155,11 @@ async def test_what_is_no_request_is_answered_as_the_clients_fault(tiny_server, 
     async with connection(tiny_server.port) as (reader, writer):
         writer.write(data)
         writer.write_eof()
-        answer = await reader.read()
+        answer = b""
+        # It may close before it has read all; that resets the connection, answer or not.
+        with contextlib.suppress(ConnectionResetError):
+            while part := await reader.read(4096):
+                answer += part
     assert re.match(rb"HTTP/\d\.\d 4\d\d |$", answer), answer
 
 

@@ -99,8 +99,14 @@ async def test_a_server_that_runs_says_so(session):
     assert (numbers["kv_blocks"], numbers["kv_block_size"]) == (120, 16)
 
 
-@pytest.mark.parametrize("script", [STREAM_HTTP, STREAM_WEBSOCKET], ids=["http", "websocket"])
-async def test_a_client_that_is_killed_leaves_nothing_behind(tiny_server, session, script):
+@pytest.mark.parametrize(
+    ("script", "num_tokens"),
+    [(STREAM_HTTP, 8 * 16 * 500), (STREAM_WEBSOCKET, 32 * 500)],
+    ids=["http", "websocket"],
+)
+async def test_a_client_that_is_killed_leaves_nothing_behind(
+    tiny_server, session, script, num_tokens
+):
     before = await wait_until_idle(session)
     client = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", script, str(tiny_server.port)),
@@ -115,6 +121,9 @@ async def test_a_client_that_is_killed_leaves_nothing_behind(tiny_server, sessio
     aborted = "requests_finished_total{abort}"
     assert after[aborted] > before.get(aborted, 0)
     assert after["kv_blocks_free"] == after["kv_blocks"]
+    # Nobody went on to compute what nobody waits for.
+    computed = after["generation_tokens_total"] - before["generation_tokens_total"]
+    assert computed < num_tokens / 2
 
 
 # ---- how it ends -------------------------------------------------------------------------------

@@ -1,0 +1,147 @@
+"""The tokens of a request do not depend on how the engine came to compute them.
+
+Alone, together, in chunks of any size, with prefix hits, after a preemption, in the overlapped and
+in the plain loop: the same ids. Greedy and with fixed seeds, in f32 and in bf16.
+"""
+
+import numpy as np
+import pytest
+
+from engine_builder import (
+    WarmRunner,
+    warm_default_runner,
+    warm_random_runner,
+    warm_tiny_runner,
+)
+from jaxengine.sampling_params import SamplingParams
+
+# How the engine may come to compute the same requests; fields of EngineConfig.
+WAYS = {
+    "together": {"overlap": False},
+    "overlapped": {},
+    "chunks of 16": {"max_num_scheduled_tokens": 16},
+    "chunks of 64": {"max_num_scheduled_tokens": 64},
+    "chunks of 16 in the plain loop": {"max_num_scheduled_tokens": 16, "overlap": False},
+    "without prefix cache": {"enable_prefix_caching": False},
+    "preempted": {"num_blocks": 32, "max_num_scheduled_tokens": 64},
+    "preempted in the plain loop": {"num_blocks": 32, "overlap": False},
+    "preempted without prefix cache": {"num_blocks": 32, "enable_prefix_caching": False},
+}
+
+# Query heads per kv head: 2, 4, 3 and 1.
+RUNNERS = {
+    "llama-float32": lambda: warm_tiny_runner("llama", "float32"),
+    "mistral-bfloat16": lambda: warm_tiny_runner("mistral", "bfloat16"),
+    "threes-bfloat16": lambda: warm_random_runner(
+        "bfloat16", num_attention_heads=3, num_key_value_heads=1, head_dim=64
+    ),
+    "ones-float32": lambda: warm_random_runner("float32", num_key_value_heads=4),
+}
+
+
+def eight_prompts(vocab_size: int) -> list[tuple[int, ...]]:
+    """Different lengths around the edges of blocks, tiles and buckets; two share a beginning."""
+    rng = np.random.default_rng(5)
+    lengths = (1, 7, 16, 33, 65, 100, 128)
+    prompts = [tuple(rng.integers(0, vocab_size, length).tolist()) for length in lengths]
+    return [*prompts, (*prompts[-1][:96], *prompts[3])]
+
+
+def sampling_mix(max_tokens: int) -> list[SamplingParams]:
+    """Greedy and seeded requests in turn; EOS does not end them, so that all are long."""
+    seeded = {"temperature": 0.8, "ignore_eos": True, "max_tokens": max_tokens}
+    greedy = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return [
+        greedy,
+        SamplingParams(top_p=0.95, seed=1, **seeded),
+        SamplingParams(top_k=40, seed=2**64 - 1, **seeded),
+        SamplingParams(top_p=0.95, top_k=40, seed=3, **seeded),
+    ] * 2
+
+
+def run_alone(
+    warm: WarmRunner, prompts: list[tuple[int, ...]], params: list[SamplingParams]
+) -> list[tuple[int, ...]]:
+    """The plainest way: one request at a time, whole prompts, no cache, no overlap."""
+    return [
+        warm.session(enable_prefix_caching=False, overlap=False).run([prompt], [param])[0]
+        for prompt, param in zip(prompts, params, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_every_way_to_compute_gives_the_same_tokens(name):
+    warm = RUNNERS[name]()
+    prompts, params = eight_prompts(warm.model.vocab_size), sampling_mix(24)
+    compiles_before = warm.runner.compiles_after_ready
+    alone = run_alone(warm, prompts, params)
+    assert [len(tokens) for tokens in alone] == [24] * 8
+    for way, changes in WAYS.items():
+        session = warm.session(**changes)
+        assert session.run(prompts, params) == alone, way
+        # Once more: now the prefixes are cached, unless that is off.
+        hits_before = session.stats.prefix_hits
+        assert session.run(prompts[::-1], params[::-1]) == alone[::-1], f"{way}, again"
+        stats = session.stats
+        assert (stats.prefix_hits > hits_before) == changes.get("enable_prefix_caching", True), way
+        assert (stats.num_preemptions > 0) == ("preempted" in way), way
+    assert warm.runner.compiles_after_ready == compiles_before
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_strangers_change_nothing(name):
+    """Sixteen rows in use, requests that come and go, and others' parameters."""
+    warm = RUNNERS[name]()
+    prompts, params = eight_prompts(warm.model.vocab_size), sampling_mix(12)
+    rng = np.random.default_rng(6)
+    strangers = [
+        tuple(rng.integers(0, warm.model.vocab_size, 5 + 9 * i).tolist()) for i in range(8)
+    ]
+    others = [
+        SamplingParams(max_tokens=1 + 3 * i, temperature=i / 4, min_p=0.02 * i, seed=i)
+        for i in range(8)
+    ]
+    alone = run_alone(warm, prompts, params)
+    crowded = warm.session().run([*strangers, *prompts], [*others, *params])
+    assert crowded[8:] == alone
+
+
+def test_nothing_compiles_whatever_is_asked():
+    """A mixed workload over all buckets and all features of sampling."""
+    warm = RUNNERS["llama-float32"]()
+    before = warm.runner.compiles_after_ready
+    rng = np.random.default_rng(7)
+    session = warm.session(num_blocks=24)
+    for count in (1, 3, 16, 20):
+        prompts = [tuple(rng.integers(0, 250, rng.integers(1, 120)).tolist()) for _ in range(count)]
+        params = [
+            SamplingParams(
+                max_tokens=int(rng.integers(1, 50)),
+                min_tokens=int(rng.integers(0, 2)),
+                temperature=float(rng.choice([0, 0.5, 1.5])),
+                top_k=int(rng.choice([0, 5, 270, 10_000])),
+                top_p=float(rng.choice([1, 0.5, 0.999])),
+                min_p=float(rng.choice([0, 0.1])),
+                stop_token_ids=tuple(rng.integers(0, 250, rng.integers(3)).tolist()),
+                ignore_eos=bool(rng.integers(2)),
+                seed=int(rng.integers(2**63)),
+            )
+            for _ in range(count)
+        ]
+        session.run(prompts, params)
+    assert session.stats.num_preemptions > 0
+    assert session.stats.compiles_after_ready == before
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_model_gives_the_same_tokens_in_every_way(dtype):
+    warm = warm_default_runner(dtype)
+    # Short, because 30 layers take their time; the last five grow from three blocks to four.
+    prompts = [prompt[:40] for prompt in eight_prompts(warm.model.vocab_size)]
+    params = sampling_mix(10)
+    alone = run_alone(warm, prompts, params)
+    for way in ("overlapped", "chunks of 16 in the plain loop", "preempted"):
+        session = warm.session(**WAYS[way] | ({"num_blocks": 18} if way == "preempted" else {}))
+        assert session.run(prompts, params) == alone, way
+        assert (session.stats.num_preemptions > 0) == (way == "preempted")
