@@ -40,7 +40,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
-        # Insertion order is eviction order: the least recently freed goes first.
+        # In eviction order: empty blocks, then cached ones, the least recently freed first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._by_hash: dict[BlockHash, Block] = {}
         self._num_free_cached = 0
@@ -88,7 +88,7 @@ class BlockPool:
         return block.block_id
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference each. Blocks that become free are evicted in the order given."""
+        """Drop one reference each. Cached blocks that become free are evicted in this order."""
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.ref_count < 1:
