@@ -264,3 +264,10 @@ def warm_tiny_runner(family: str, dtype: str = "float32") -> WarmRunner:
 def warm_random_runner(dtype: str = "float32", **changes: int | bool | str) -> WarmRunner:
     """Random weights in the buckets of ENGINE_CONFIG, shared by all tests."""
     return warm_runner(*random_decoder(dtype, **changes), replace(ENGINE_CONFIG, dtype=dtype))
+
+
+@functools.cache
+def warm_default_runner(dtype: str) -> WarmRunner:
+    """The default model in few buckets; only for tests marked `model`."""
+    config = replace(ENGINE_CONFIG, dtype=dtype, max_num_seqs=8)
+    return warm_runner(*default_decoder(dtype), config)

@@ -7,8 +7,8 @@ from engine_builder import Computed, decoder_of, random_decoder, tiny_decoder
 from golden_model import TINY_DIR, TINY_FAMILIES, TINY_GGUF_ARCHITECTURES, tiny_gguf_files
 from jaxengine.weights.checkpoint import open_checkpoint
 
-# Logits reach 10. Two f32 implementations that sum in other orders differ in the last digits.
-TOLERANCE = 1e-4
+# Logits reach 16. Two f32 implementations that sum in other orders differ in the last digits.
+TOLERANCE = 5e-5
 
 
 def check_against_hugging_face(decoder, model, family):
