@@ -27,7 +27,14 @@ from kernels_pallas.work_plan import (
     plan_prefill_tiles,
 )
 
-__all__ = ["BatchBuilder", "BatchLayout", "Bucket", "SamplingBatch", "ScheduledBatch"]
+__all__ = [
+    "BatchBuilder",
+    "BatchLayout",
+    "Bucket",
+    "SamplingBatch",
+    "ScheduledBatch",
+    "pick_token_ids",
+]
 
 
 class Bucket(NamedTuple):

@@ -28,8 +28,6 @@ class KVCacheManager:
         self._block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
         self._tables: dict[str, list[int]] = {}
-        # Hashes of the full blocks of a request, as far as they were needed.
-        self._hashes: dict[str, list[BlockHash]] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -101,7 +99,6 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Take all blocks back. Tails become free first, so beginnings stay cached longest."""
         table = self._tables.pop(request.request_id, [])
-        self._hashes.pop(request.request_id, None)
         self._pool.release(reversed(table))
 
     def reset_prefix_cache(self) -> None:
@@ -130,7 +127,7 @@ class KVCacheManager:
 
         The first parent is the salt, so that tenants with different salts never share a block.
         """
-        hashes = self._hashes.setdefault(request.request_id, [])
+        hashes = request.block_hashes
         while len(hashes) <= index:
             parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
             tokens = array("q", self._block_tokens(request, len(hashes)))

@@ -35,6 +35,7 @@ class Request:
             already launched.
         num_pending_tokens: sampled tokens not known on the host. At most 1 when a step is
             scheduled, 2 between scheduling a step and taking in the tokens of the one before.
+        block_hashes: names of the contents of its first full blocks, as far as they were needed.
         row: place in the device state while running.
         num_cached_tokens: prompt tokens found in the prefix cache at the first admission.
     """
@@ -58,6 +59,7 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
+        self.block_hashes: list[bytes] = []
         self.row: int | None = None
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None

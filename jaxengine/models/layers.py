@@ -12,7 +12,15 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
 
-__all__ = ["Linear", "RMSNorm", "apply_rope", "rope_frequencies", "rope_tables", "row_mean"]
+__all__ = [
+    "Linear",
+    "RMSNorm",
+    "apply_rope",
+    "project",
+    "rope_frequencies",
+    "rope_tables",
+    "row_mean",
+]
 
 # Columns of the ones that turn a row sum into a product (see row_mean).
 SUM_COLUMNS = 8
