@@ -83,7 +83,8 @@ def plan_engine(
         The configuration, and what max_model_len was before it was clamped to the KV cache.
 
     Raises:
-        ModelError: the model's context is shorter than asked for, or the cache holds nothing.
+        ModelError: the model's context is shorter than asked for, or the cache holds nothing or
+            exceeds the memory.
         ValueError: an option is out of range.
     """
     block_bytes = kv_block_bytes(model, block_size=options.block_size, dtype=options.dtype)
@@ -95,7 +96,13 @@ def plan_engine(
         num_usable = cache_bytes // block_bytes - 1  # less the reserved block
     if num_usable < 1:
         raise ModelError(
-            f"the KV cache must hold at least 2 blocks of {block_bytes} bytes, one is reserved"
+            f"kv_cache_memory_bytes must be at least {2 * block_bytes}: "
+            f"2 blocks of {block_bytes} bytes, one of them reserved"
+        )
+    if (num_usable + 1) * block_bytes > memory_bytes:
+        raise ModelError(
+            f"a KV cache of {num_usable} blocks of {block_bytes} bytes exceeds the memory "
+            f"of {memory_bytes} bytes"
         )
     wanted = options.max_model_len or model.max_position_embeddings
     if wanted > model.max_position_embeddings:

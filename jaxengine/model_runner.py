@@ -87,12 +87,16 @@ class JaxModelRunner:
         """
         layouts = self._builder.layouts
         # Tracing holds the interpreter lock, compiling does not.
-        with ThreadPoolExecutor(max_workers=2) as pool:
+        pool = ThreadPoolExecutor(max_workers=2)
+        try:
             jobs = [(layout, pool.submit(self.lower(layout).compile)) for layout in layouts]
             for index, (layout, job) in enumerate(jobs):
                 self._programs[layout.bucket] = job.result()
                 if progress is not None:
                     progress(index + 1, len(layouts))
+        finally:
+            # Whoever interrupts us waits for the program at hand, not for all of them.
+            pool.shutdown(cancel_futures=True)
         for layout in layouts:
             packed = np.zeros(layout.size, np.int32)
             # Zero sequences: only the reserved block and the spare row are written.

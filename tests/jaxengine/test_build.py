@@ -93,13 +93,19 @@ def test_more_context_than_the_model_knows_is_refused():
     ],
 )
 def test_a_cache_that_holds_nothing_is_refused(options):
-    message = f"at least 2 blocks of {BLOCK_BYTES} bytes"
+    message = f"2 blocks of {BLOCK_BYTES} bytes, one of them reserved"
     with pytest.raises(ModelError, match=message):
         plan(**options)
 
 
+def test_a_cache_larger_than_the_memory_is_refused():
+    with pytest.raises(ModelError, match=f"exceeds the memory of {10 * BLOCK_BYTES} bytes"):
+        plan(num_kv_blocks=10, memory_bytes=10 * BLOCK_BYTES)  # and the reserved one
+    assert plan(num_kv_blocks=9, memory_bytes=10 * BLOCK_BYTES)[0].num_blocks == 10
+
+
 def test_a_machine_without_memory_is_refused():
-    with pytest.raises(ModelError, match="at least 2 blocks"):
+    with pytest.raises(ModelError, match="one of them reserved"):
         plan(memory_bytes=BLOCK_BYTES)
 
 
