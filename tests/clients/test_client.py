@@ -1,26 +1,22 @@
-"""AsyncClient against the real gateway on a FakeEngine, and against servers that misbehave."""
+"""AsyncClient against the real gateway on a FakeEngine, and against servers that go away."""
 
 import asyncio
-import socket
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from fakes import FakeEngine
+from gateway.websocket import STREAM_CONNECTIONS
 from headrace_client import (
     AsyncClient,
     BadRequest,
-    ConnectFailed,
     ConnectionLost,
     ConnectTimeout,
     ModelNotFound,
     Overloaded,
-    ProtocolError,
     Timeouts,
     Unavailable,
 )
-from scripted_server import HELLO, delta, done, scripted_server
+from scripted_server import delta, done, scripted_server
 from stream_app import MODEL, serve_streams, until
 
 both_encodings = pytest.mark.parametrize("encoding", ["json", "msgpack"])
@@ -116,19 +112,17 @@ async def test_every_option_reaches_the_engine():
     assert gateway.engine.salts == ["salt"]
 
 
-async def test_many_streams_share_one_socket():
+async def test_many_streams_share_one_socket_that_the_first_opens():
     async with serve_streams() as gateway, AsyncClient(gateway.base_url) as client:
 
         async def ask(n):
             return await (await client.complete("x" * n, max_tokens=2)).text()
 
+        assert len(gateway.app[STREAM_CONNECTIONS]) == 0
         texts = await asyncio.gather(*(ask(n) for n in range(1, 24)))
-        connections = gateway.engine.submitted
-        assert len(connections) == 23
-        hellos = {id(await client.hello()) for _ in range(3)}
+        assert len(gateway.app[STREAM_CONNECTIONS]) == 1
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     assert texts == [alphabet[n : n + 2] for n in range(1, 24)]
-    assert len(hellos) == 1
 
 
 async def test_hello_tells_model_and_limits():
@@ -145,25 +139,6 @@ async def test_a_wrong_option_name_is_a_type_error_and_nothing_is_sent():
     async with AsyncClient("http://127.0.0.1:1") as client:
         with pytest.raises(TypeError, match="max_token"):
             await client.chat("Hi!", max_token=5)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-async def test_a_number_that_is_not_finite_is_a_value_error(value):
-    async with AsyncClient("http://127.0.0.1:1") as client:
-        with pytest.raises(ValueError, match="temperature"):
-            await client.chat("Hi!", temperature=value)
-
-
-@both_encodings
-@pytest.mark.parametrize("options", [{"seed": 2**70}, {"stop": {1, 2}}])
-async def test_a_value_that_cannot_be_sent_is_a_local_error(encoding, options):
-    async with (
-        serve_streams() as gateway,
-        AsyncClient(gateway.base_url, encoding=encoding) as client,
-    ):
-        with pytest.raises((TypeError, ValueError, OverflowError)):
-            await client.chat("Hi!", **options)
-        assert await (await client.complete("Hi!", max_tokens=4)).text() == ANSWER
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", ""])
@@ -210,42 +185,6 @@ async def test_a_server_that_takes_no_connections_is_unavailable():
 # ---- connecting --------------------------------------------------------------------------------
 
 
-async def test_no_server_is_connect_failed():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        async with AsyncClient(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectFailed, match=r"no server answers .*: Connection refused$"):
-                await client.chat("Hi!")
-
-
-async def test_a_port_that_cannot_be_is_connect_failed():
-    async with AsyncClient("http://127.0.0.1:99999") as client:
-        with pytest.raises(ConnectFailed, match="is not an address that can be connected to"):
-            await client.chat("Hi!")
-
-
-async def test_a_server_that_is_not_ours_is_connect_failed():
-    async with (
-        TestServer(web.Application()) as server,
-        AsyncClient(str(server.make_url("/"))) as client,
-    ):
-        with pytest.raises(ConnectFailed, match="HTTP 404"):
-            await client.chat("Hi!")
-
-
-@pytest.mark.parametrize(
-    "hello", [{**HELLO, "version": 2}, {"type": "pong", "t": 1}, {"type": "hello"}, [], {}]
-)
-async def test_a_first_message_that_is_no_hello_of_version_1_is_connect_failed(hello):
-    async def script(server):
-        await server.wait_closed()
-
-    async with scripted_server(script, hello=hello) as url, AsyncClient(url) as client:
-        with pytest.raises(ConnectFailed):
-            await client.chat("Hi!")
-
-
 async def test_a_server_that_says_nothing_is_connect_timeout():
     async def script(server):
         await server.wait_closed()
@@ -279,21 +218,6 @@ async def test_a_lost_connection_ends_its_streams_and_the_next_request_connects_
         assert await (await client.chat("Hi!")).text() == "half"
 
 
-async def test_what_arrived_before_the_connection_broke_can_still_be_read():
-    async def script(server):
-        stream_id = await server.accept()
-        await server.send(delta(stream_id, 0, "half"), delta(stream_id, 1, " more"))
-        await server.ws.close(code=1011)
-
-    async with scripted_server(script) as url, AsyncClient(url) as client:
-        stream = await client.chat("Hi!")
-        await until(lambda: stream._inbox.has_ended)
-        assert (await anext(stream)).text == "half more"
-        with pytest.raises(ConnectionLost) as error:
-            await anext(stream)
-    assert error.value.code == 1011
-
-
 async def test_after_goaway_new_streams_take_a_new_connection_and_old_ones_go_on():
     connections = []
     may_close = asyncio.Event()
@@ -316,9 +240,8 @@ async def test_after_goaway_new_streams_take_a_new_connection_and_old_ones_go_on
         assert await (await client.chat("Hi!")).text() == "new"
         may_close.set()
         assert (await anext(first)).text == "old"
-        with pytest.raises(ConnectionLost, match="restart") as error:
+        with pytest.raises(ConnectionLost):
             await anext(first)
-    assert (error.value.code, error.value.retry_after_s) == (1012, 2)
     assert len(connections) == 2
 
 
@@ -331,63 +254,3 @@ async def test_closing_the_client_ends_its_streams():
         with pytest.raises(ConnectionLost, match="closed"):
             await stream.text()
         await engine.wait_until_idle()
-
-
-# ---- servers that break the protocol -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        lambda i: [delta(i, 1, "x")],
-        lambda i: [delta(i, 0, "x"), delta(i, 0, "x")],
-        lambda i: [done(i, 3)],
-        lambda i: [delta("stranger", 0, "x")],
-        lambda i: [{"type": "accepted", "id": i, "request_id": "r", "prompt_tokens": 1}],
-        lambda i: [{"type": "delta", "id": i, "seq": "0", "text": "x"}],
-        lambda i: [{"type": "done", "id": i, "seq": 0}],
-        lambda i: [{"type": "delta", "id": i, "seq": 0, "text": "x", "token_ids": 3}],
-        lambda i: [["delta"]],
-    ],
-)
-async def test_a_broken_rule_is_a_protocol_error_and_closes_with_1002(messages):
-    codes = []
-
-    async def script(server):
-        stream_id = await server.accept()
-        await server.send(*messages(stream_id))
-        codes.append(await server.wait_closed())
-
-    async with scripted_server(script) as url, AsyncClient(url) as client:
-        stream = await client.chat("Hi!")
-        with pytest.raises(ProtocolError):
-            await stream.text()
-    assert codes == [1002]
-
-
-async def test_a_message_after_the_end_of_its_stream_is_a_protocol_error():
-    async def script(server):
-        first, second = await server.accept(), await server.accept()
-        await server.send(done(first, 0), delta(first, 0, "late"))
-        assert second
-        await server.wait_closed()
-
-    async with scripted_server(script) as url, AsyncClient(url) as client:
-        await client.chat("Hi!")
-        second = await client.chat("Hi!")
-        with pytest.raises(ProtocolError):
-            await second.text()
-
-
-async def test_types_and_fields_of_the_future_are_ignored():
-    async def script(server):
-        stream_id = await server.accept()
-        await server.send(
-            {"type": "news", "id": stream_id},
-            {**delta(stream_id, 0, "x"), "logprobs": []},
-            done(stream_id, 1, future=1),
-        )
-        await server.wait_closed()
-
-    async with scripted_server(script) as url, AsyncClient(url) as client:
-        assert await (await client.chat("Hi!")).text() == "x"

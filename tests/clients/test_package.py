@@ -13,11 +13,8 @@ def test_all_is_sorted_and_exact():
     assert all(hasattr(headrace_client, name) for name in names)
 
 
-def test_every_error_is_exported_and_drawn_in_the_tree():
-    for name in errors.__all__:
-        if name != "rejection":
-            assert name in headrace_client.__all__
-            assert name in (errors.__doc__ or "")
+def test_every_error_is_exported():
+    assert set(errors.__all__) - {"rejection"} <= set(headrace_client.__all__)
 
 
 def test_importing_the_client_loads_nothing_of_the_server():

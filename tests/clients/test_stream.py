@@ -88,23 +88,6 @@ async def test_cancelling_a_read_loses_nothing():
         assert await stream.text() == "defg"
 
 
-# ---- reading slowly ----------------------------------------------------------------------------
-
-
-async def test_deltas_that_nobody_reads_merge_into_one():
-    async def script(server):
-        stream_id = await server.accept()
-        await server.send(*(delta(stream_id, n, "x") for n in range(5000)), done(stream_id, 5000))
-        other = await server.accept()  # the client has read all of the above
-        await server.send(done(other, 0))
-        await server.wait_closed()
-
-    async with scripted_server(script) as url, AsyncClient(url) as client:
-        stream = await client.chat("Hi!")
-        await (await client.chat("Hi!")).text()
-        assert [d.text async for d in stream] == ["x" * 5000]
-
-
 # ---- failures ----------------------------------------------------------------------------------
 
 
