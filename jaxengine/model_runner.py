@@ -24,12 +24,15 @@ __all__ = ["JaxModelRunner", "buckets_for"]
 # to eight they cost the same, since reading the weights is what takes the time.
 SMALLEST_BUCKET = 8
 
+# Tokens of mixed steps, up to what a step can hold. Time is about linear in them.
+MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
 
 def buckets_for(config: EngineConfig) -> list[Bucket]:
     """Return the sizes to compile: powers of two, so that padding wastes less than half.
 
-    Decode-only steps have one token per sequence. Mixed steps have a few larger sizes, because a
-    prompt fills most of them anyway and each costs seconds to compile.
+    Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
+    fills: each costs seconds to compile.
     """
     most_seqs = max(config.max_num_seqs, SMALLEST_BUCKET)
     decode_sizes, size = [], SMALLEST_BUCKET
@@ -40,7 +43,7 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     token_buckets = config.token_buckets
     if not token_buckets:
         largest = max(config.max_num_batched_tokens, size)
-        token_buckets = tuple(sorted({largest, *(t for t in (32, 128, 512, 2048) if t < largest)}))
+        token_buckets = tuple(sorted({largest, *(t for t in MIXED_SIZES if t < largest)}))
     mixed_sizes = sorted({max(tokens, SMALLEST_BUCKET) for tokens in token_buckets})
     return [
         *(Bucket(seqs, seqs, True) for seqs in decode_sizes),
