@@ -50,7 +50,7 @@ def test_lengths_at_the_edges_of_blocks_and_tiles(block_size):
     )
     lengths = sorted({1, block_size - 1, block_size, block_size + 1, 127, 128, 129, 256})
     decodes = [(1, length) for length in lengths]
-    prefills = [(63, 63), (64, 64), (65, 65), (193, 193), (2, 130), (17, 256), (100, 131)]
+    prefills = [(63, 63), (64, 64), (65, 65), (193, 193), (2, 129), (17, 256), (100, 131)]
     check(cache, make_chunks(cache, decodes + prefills))
 
 
