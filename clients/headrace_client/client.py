@@ -141,7 +141,10 @@ class AsyncClient:
             if self._connections and self._connections[-1].takes_streams:
                 return self._connections[-1]
             if self._session is None:
-                self._session = aiohttp.ClientSession()
+                # Our own limits hold; aiohttp's would cut in at 30 s.
+                self._session = aiohttp.ClientSession(
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=None)
+                )
             connection = await Connection.open(
                 self._session, self._url, self._encoding, timeout_s=self._timeouts.connect_s
             )

@@ -245,4 +245,5 @@ def _reason(error: Exception) -> str:
 
 def _retry_after(headers: "Mapping[str, str] | None") -> float | None:
     text = headers.get("Retry-After", "") if headers else ""
-    return float(text) if text.isdigit() else None
+    # Only digits of ASCII are a number of seconds; isdigit alone also takes a superscript two.
+    return float(text) if text.isascii() and text.isdigit() else None

@@ -51,7 +51,7 @@ class ConnectionLost(HeadraceError):
     """The connection ended while a stream was open.
 
     Attributes:
-        code: the websocket close code, or None when the connection just broke.
+        code: the websocket close code; 1006 or None when the connection just broke.
         retry_after_s: what the server said before it went away, or None.
     """
 

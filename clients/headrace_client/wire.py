@@ -104,6 +104,8 @@ def parse_message(fields: object) -> ServerMessage | None:
     match message.text("type"):
         case "delta":
             ids = message.optional("token_ids", list)
+            if ids is not None and not all(type(token_id) is int for token_id in ids):
+                raise ProtocolError("token_ids holds something that is no integer")
             return Delta(
                 id=message.text("id"),
                 seq=message.count("seq"),
@@ -187,7 +189,7 @@ class _Fields:
 def _parse_done(message: _Fields) -> Done:
     usage, timing = message.inner("usage"), message.inner("timing")
     stop_reason = message.raw("stop_reason")
-    if not isinstance(stop_reason, str | int | None):
+    if isinstance(stop_reason, bool) or not isinstance(stop_reason, str | int | None):
         raise ProtocolError(f"stop_reason is {stop_reason!r:.50}")
     return Done(
         id=message.text("id"),

@@ -148,6 +148,8 @@ def test_a_type_of_msgpack_that_the_protocol_does_not_have_is_refused():
         ({**delta("s1", 0, "x"), "seq": False}, "'seq'"),
         ({**delta("s1", 0, "x"), "seq": 0.0}, "'seq'"),
         ({**delta("s1", 0, "x"), "token_ids": 3}, "'token_ids'"),
+        ({**delta("s1", 0, "x"), "token_ids": ["x", None]}, "token_ids"),
+        (done("s1", 0, stop_reason=True), "stop_reason"),
         ({**HELLO, "limits": [8192]}, "'limits'"),
         (done("s1", 0, stop_reason=["x"]), "stop_reason"),
         (done("s1", 0, usage=None), "no object"),
