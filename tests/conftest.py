@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import aiohttp
 import hypothesis
 import pytest
-from blockbuster import BlockBuster
 
 from fakes import ByteChatTemplate, ByteTokenizer, FakeEngine, byte_tokenizer
 from gateway.config import GatewayConfig
@@ -78,8 +77,6 @@ type StartGateway = Callable[..., Awaitable[RunningGateway]]
 async def start_gateway() -> AsyncIterator[StartGateway]:
     """Start gateways; ``await start_gateway(engine, max_n=2)`` sets fields of GatewayConfig."""
     async with AsyncExitStack() as stack:
-        blocking = BlockBuster("gateway")  # lets what blocks the event loop raise
-        stack.callback(blocking.deactivate)
 
         async def start(
             engine: FakeEngine | None = None,
@@ -88,7 +85,6 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             chat_template: object = ByteChatTemplate(),
             **settings: object,
         ) -> RunningGateway:
-            blocking.deactivate()  # starting reads files
             engine = engine or FakeEngine()
             tokenizer = tokenizer or byte_tokenizer()
             config = GatewayConfig(
@@ -105,7 +101,6 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             )
             server = await stack.enter_async_context(Server(config, generator, metrics))
             session = await stack.enter_async_context(aiohttp.ClientSession(server.url))
-            blocking.activate()
             return RunningGateway(
                 engine=engine,
                 tokenizer=tokenizer,
