@@ -1,7 +1,7 @@
 """The next token of each sequence, chosen on the device.
 
 The choice for a sequence depends on its own logits, parameters, seed and position only, bit by
-bit: noise is keyed by (seed, position), and sums are products with at least two rows (see
+bit: noise is keyed by (seed, position), and sums are products with ones (see
 kernels_pallas.reference on why). Features that no sequence of the batch uses are skipped.
 
 Letters: S sequences, V vocabulary, C candidates.
@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxengine.batch import SamplingBatch
-from jaxengine.models.layers import project
+from jaxengine.models.layers import project, row_sum
 
 __all__ = ["NUM_CANDIDATES", "sample"]
 
@@ -24,8 +24,6 @@ NUM_CANDIDATES = 256
 
 # Below every finite logit; finite itself, so that differences stay finite.
 REMOVED = -1e30
-
-SUM_COLUMNS = 8
 
 
 def sample(logits_SV: Float[Array, "S V"], sampling: SamplingBatch) -> Int[Array, "S"]:
@@ -105,7 +103,7 @@ def _keep(logits_SV: Array, sampling: SamplingBatch) -> Bool[Array, "S V"]:
         return jnp.where(x >= threshold_S[:, None], jnp.exp(x - top_S[:, None]), 0.0)
 
     def with_top_p() -> Array:
-        wanted_S = sampling.top_p * _row_sum(mass(logits_SV))
+        wanted_S = sampling.top_p * row_sum(mass(logits_SV))
         # Mass of the c most likely tokens, c = 1 .. C.
         lower_CC = jnp.tril(jnp.ones((num_candidates, num_candidates), jnp.float32))
         reached_SC = project(mass(candidates_SC), lower_CC) >= wanted_S[:, None]
@@ -129,10 +127,6 @@ def _keep(logits_SV: Array, sampling: SamplingBatch) -> Bool[Array, "S V"]:
     return logits_SV >= threshold_S[:, None]
 
 
-def _row_sum(x_SV: Float[Array, "S V"]) -> Float[Array, "S"]:
-    return project(x_SV, jnp.ones((SUM_COLUMNS, x_SV.shape[-1]), jnp.float32))[:, 0]
-
-
 def _kth_largest(x_SV: Float[Array, "S V"], k_S: Int[Array, "S"]) -> Float[Array, "S"]:
     """Return the k-th largest value of each row, found bit by bit from the top."""
 
@@ -149,7 +143,7 @@ def _smallest_of_mass(
 
     def holds_mass(threshold_S: Array) -> Array:
         above = _sortable(x_SV) >= threshold_S[:, None]
-        return _row_sum(jnp.where(above, mass_SV, 0.0)) >= wanted_S
+        return row_sum(jnp.where(above, mass_SV, 0.0)) >= wanted_S
 
     return _bisect(holds_mass, x_SV.shape[0])
 

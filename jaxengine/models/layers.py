@@ -20,9 +20,10 @@ __all__ = [
     "rope_frequencies",
     "rope_tables",
     "row_mean",
+    "row_sum",
 ]
 
-# Columns of the ones that turn a row sum into a product (see row_mean).
+# Columns of the ones that turn a row sum into a product (see row_sum).
 SUM_COLUMNS = 8
 
 
@@ -54,14 +55,18 @@ def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "O I"]) -> Float[Array
     )
 
 
-def row_mean(x: Float[Array, "*B C"]) -> Float[Array, "*B 1"]:
-    """Return the mean over the last axis, in an order that does not depend on the other axes.
+def row_sum(x_TC: Float[Array, "T C"]) -> Float[Array, "T"]:
+    """Return the sum of each row, in an order that does not depend on the number of rows.
 
     XLA orders a plain reduction by the fusion that it lands in, so its last bits can change with
-    the bucket. A product with ones does not, from two rows on.
+    the bucket. A product with ones does not, in any bucket.
     """
-    flat = x.reshape(-1, x.shape[-1])
-    total = project(flat, jnp.ones((SUM_COLUMNS, x.shape[-1]), jnp.float32))[:, :1]
+    return project(x_TC, jnp.ones((SUM_COLUMNS, x_TC.shape[-1]), jnp.float32))[:, 0]
+
+
+def row_mean(x: Float[Array, "*B C"]) -> Float[Array, "*B 1"]:
+    """Return the mean over the last axis, summed as `row_sum` does."""
+    total = row_sum(x.reshape(-1, x.shape[-1]))
     return (total / x.shape[-1]).reshape(*x.shape[:-1], 1)
 
 
