@@ -5,10 +5,10 @@ dense batch and prefill chunks as query tiles. Two rules make the result of a to
 of everything but its own sequence, bit by bit:
 
 * every sum over context runs inside a tile of `KV_TILE` tokens, and tiles are added in order;
-* every reduction is a matrix product with at least two rows on the left, and heads as wide as a
-  multiple of `HEAD_MULTIPLE`. XLA's CPU products of such sizes give a row the same bits whatever
-  the number of rows (measured; a test holds it), while its plain reductions are ordered by the
-  fusion that they end up in.
+* every reduction is a matrix product whose rows are a multiple of `ROW_MULTIPLE`, and whose heads
+  are as wide as a multiple of `HEAD_MULTIPLE`. XLA's CPU products of such sizes give a row the
+  same bits whatever the number of rows (measured; a test holds it), while its plain reductions
+  are ordered by the fusion that they end up in.
 
 Cache layout: [layers * blocks, 2, K, block_size, H'], 0 = K and 1 = V, H' = H rounded up. The
 tokens of one (block, head) are contiguous: one stream of cache lines here, one TMA box on a GPU.
@@ -24,6 +24,10 @@ __all__ = ["KV_TILE", "kv_cache_shape", "ragged_paged_attention", "write_kv"]
 
 # Context tokens per step of the online softmax. Every block size divides it.
 KV_TILE = 128
+
+# Query heads that share a kv head are padded with zero rows to a multiple of this. One row takes
+# another code path; older versions of XLA also need whole vectors of rows.
+ROW_MULTIPLE = 4
 
 # Heads are padded with zeros to a multiple of this. Narrower products, and 80 or 96 wide ones,
 # switch to another order of summation when they have many rows.
@@ -83,11 +87,9 @@ def ragged_paged_attention(
     """Attend; the arguments are those of the contract, unpacked."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     group_size = num_heads // num_kv_heads
-    # One row on the left would take another code path with other rounding: add a zero row.
-    padded_group_size = max(group_size, 2)
     q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(kv_cache.dtype)
     q_TKGH = q_TKGH.reshape(num_tokens, num_kv_heads, group_size, head_dim)
-    q_TKGH = jnp.pad(q_TKGH, ((0, 0), (0, 0), (0, padded_group_size - group_size), (0, 0)))
+    q_TKGH = jnp.pad(q_TKGH, ((0, 0), (0, 0), (0, -group_size % ROW_MULTIPLE), (0, 0)))
     q_TKGH = _pad_heads(q_TKGH)
     # Whole tiles only: pad the tables to a multiple of a tile's blocks.
     tile_blocks = KV_TILE // kv_cache.shape[3]

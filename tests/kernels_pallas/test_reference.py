@@ -13,7 +13,8 @@ from kernels_pallas.reference import kv_cache_shape, write_kv
 
 LENGTH = 200  # two KV tiles, four query tiles
 WHOLE = Cache(num_tokens=208, num_seqs=24)
-HEADS = {1: (2, 2), 2: (4, 2), 3: (9, 3), 4: (4, 1)}  # per group size: query heads, kv heads
+# Query heads and kv heads of each group size.
+HEADS = {1: (2, 2), 2: (4, 2), 3: (9, 3), 4: (4, 1), 7: (7, 1)}
 DTYPES = ["float32", "bfloat16"]
 
 
