@@ -18,7 +18,7 @@ from gateway.text_stream import FinishReason, TextDelta, TextFinish, TextStream,
 from gateway.timing import Timing
 from jaxengine.errors import EngineError
 from jaxengine.sampling_params import SamplingParams
-from jaxengine.token_engine import TokenEngine
+from jaxengine.token_engine import TokenEngine, TokenRequest
 
 __all__ = [
     "ChatMessage",
@@ -129,8 +129,14 @@ class TextGenerator:
                 InvalidRequest.
         """
         try:
-            outputs = self.engine.submit(
-                prepared.prompt_token_ids, prepared.params, cache_salt=prepared.request.cache_salt
+            [outputs] = self.engine.submit(
+                [
+                    TokenRequest(
+                        prompt_token_ids=prepared.prompt_token_ids,
+                        params=prepared.params,
+                        cache_salt=prepared.request.cache_salt,
+                    )
+                ]
             )
         except EngineError as exc:
             error = from_engine_error(exc)

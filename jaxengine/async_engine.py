@@ -22,7 +22,8 @@ from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
-from jaxengine.token_engine import EngineLimits
+from jaxengine.step_log import StepLog
+from jaxengine.token_engine import EngineLimits, TokenRequest
 
 __all__ = ["AsyncEngine"]
 
@@ -61,6 +62,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}
+        self._steps = StepLog(core.config.num_step_records)
         self._stats = core.stats()
         self._accepting = False
         self._failure: str | None = None
@@ -79,6 +81,10 @@ class AsyncEngine:
     def failure(self) -> str | None:
         return self._failure
 
+    @property
+    def steps(self) -> StepLog:
+        return self._steps
+
     def stats(self) -> EngineStats:
         return self._stats
 
@@ -88,38 +94,40 @@ class AsyncEngine:
         self._thread.start()
         self._accepting = True
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str | None = None,
-    ) -> OutputStream:
-        """Queue a request; see TokenEngine.submit."""
+    def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
+        """Queue all of these requests, or none; see TokenEngine.submit."""
         if self._failure is not None:
             raise EngineDeadError(self._failure)
         if not self._accepting:
             raise EngineStoppingError("the engine is shutting down")
-        self._check(prompt_token_ids, params)
+        for request in requests:
+            self._check(request.prompt_token_ids, request.params)
         most = self._limits.max_num_seqs + self._limits.max_num_queued_requests
-        if len(self._streams) >= most:
+        if len(self._streams) + len(requests) > most:
             raise QueueFullError(
-                f"{len(self._streams)} requests are running or waiting, the most allowed",
+                f"{len(self._streams)} requests are running or waiting, {most} are allowed",
                 retry_after_s=RETRY_AFTER_S,
             )
-        seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
-        request = Request(
+        return [self._accept(request) for request in requests]
+
+    def _accept(self, request: TokenRequest) -> OutputStream:
+        params = request.params
+        accepted = Request(
             f"req-{secrets.token_hex(12)}",
-            tuple(prompt_token_ids),
+            tuple(request.prompt_token_ids),
             params,
-            seed=seed,
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             arrival_time_s=time.monotonic(),
-            cache_salt=cache_salt,
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+            priority=request.priority,
+            queue_timeout_s=request.queue_timeout_s,
+            deadline_s=request.deadline_s,
         )
-        stream = OutputStream(request.request_id, self._abort)
-        self._streams[request.request_id] = stream
+        stream = OutputStream(accepted.request_id, self._abort)
+        self._streams[accepted.request_id] = stream
         self._idle.clear()
-        self._inbox.put(request)
+        self._inbox.put(accepted)
         return stream
 
     async def stop(self, *, drain_timeout_s: float) -> None:

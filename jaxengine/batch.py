@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
+from jaxengine.buckets import Bucket, smallest_bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS
 from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
@@ -30,19 +31,10 @@ from kernels_pallas.work_plan import (
 __all__ = [
     "BatchBuilder",
     "BatchLayout",
-    "Bucket",
     "SamplingBatch",
     "ScheduledBatch",
     "pick_token_ids",
 ]
-
-
-class Bucket(NamedTuple):
-    """A compiled size."""
-
-    num_tokens: int
-    num_seqs: int
-    decode_only: bool
 
 
 class SamplingBatch(NamedTuple):
@@ -179,18 +171,17 @@ class BatchBuilder:
         spare_row: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
-        # By cost; of two equal sizes, the one without prefill is cheaper.
-        by_cost = sorted(buckets, key=lambda b: (b.num_tokens, b.num_seqs, not b.decode_only))
-        self._layouts = [
-            BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids)) for bucket in by_cost
-        ]
+        self._layouts = {
+            bucket: BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids))
+            for bucket in buckets
+        }
         self._block_size = block_size
         self._spare_row = spare_row
         self._eos_token_ids = eos_token_ids
 
     @property
     def layouts(self) -> list[BatchLayout]:
-        return self._layouts
+        return list(self._layouts.values())
 
     def choose(self, output: SchedulerOutput) -> BatchLayout:
         """Return the layout of the smallest bucket that holds the step.
@@ -198,18 +189,13 @@ class BatchBuilder:
         Raises:
             ValueError: no bucket does; the scheduler's budgets are meant to prevent it.
         """
-        decode_only = all(item.num_new_tokens == 1 for item in output.scheduled)
-        for layout in self._layouts:
-            bucket = layout.bucket
-            if (
-                output.num_tokens <= bucket.num_tokens
-                and len(output.scheduled) <= bucket.num_seqs
-                and (decode_only or not bucket.decode_only)
-            ):
-                return layout
-        raise ValueError(
-            f"no bucket holds {output.num_tokens} tokens of {len(output.scheduled)} sequences"
+        bucket = smallest_bucket(
+            list(self._layouts),
+            num_tokens=output.num_tokens + output.wasted_slots,
+            num_seqs=len(output.scheduled),
+            decode_only=all(item.num_new_tokens == 1 for item in output.scheduled),
         )
+        return self._layouts[bucket]
 
     def build(self, output: SchedulerOutput) -> tuple[BatchLayout, NDArray[np.int32], list[int]]:
         """Pack one step.

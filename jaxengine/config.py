@@ -1,12 +1,28 @@
 """Settings of the engine."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-__all__ = ["Dtype", "EngineConfig"]
+__all__ = ["BatchingMode", "Dtype", "EngineConfig", "KVCacheDtype", "SchedulingPolicy"]
 
 Dtype = Literal["bfloat16", "float32"]
+KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
+BatchingMode = Literal["continuous", "dynamic", "static"]
+SchedulingPolicy = Literal["fair", "priority", "fcfs"]
+
+AT_LEAST_ONE = (
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_blocks"),
+    *("max_num_queued_tokens", "num_step_records"),
+)
+NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
+POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
+CHOICES = {
+    "kv_cache_dtype": get_args(KVCacheDtype),
+    "batching": get_args(BatchingMode),
+    "scheduling_policy": get_args(SchedulingPolicy),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,47 +30,89 @@ class EngineConfig:
     """Budgets and switches of one engine. Names as in vLLM where the meaning is the same.
 
     Attributes:
-        dtype: of weights, activations and KV cache.
+        dtype: of weights and activations.
+        kv_cache_dtype: of the KV cache; "auto" takes `dtype`.
         max_model_len: most tokens of a request, prompt and output together.
         max_num_batched_tokens: most tokens that a step can hold (the largest bucket).
         max_num_scheduled_tokens: most tokens that the scheduler puts into a step; None means all
             that it can hold.
         max_num_seqs: most requests that run at the same time.
+        long_prefill_token_threshold: most prompt tokens of one request in a step while there are
+            others; 0 sets no bound.
+        target_itl_s: prompts are cut so that steps with running streams take no longer than this,
+            by the cost model's prediction; None sets no bound.
+        batching: "continuous" decides anew before every step. "dynamic" and "static" are the
+            baselines: a batch starts together and nobody joins until all of it has ended.
+        batch_window_s: how long a dynamic batch waits to fill, from the arrival of its first.
+        scheduling_policy: who goes first. "fair": tenants share by weight, priority inside each;
+            "priority": by priority for all; "fcfs": in order of arrival.
+        priority_aging_s: waiting for so long is worth one step of priority, so nothing starves.
+        tenant_weights: share of each tenant named; all others have 1.
         max_num_queued_requests: most requests that wait; beyond, new ones are refused.
+        max_num_queued_tokens: most prompt tokens that wait, likewise; None sets no bound.
+        queue_timeout_s: a request that has not started after so long ends, unless it says
+            otherwise; None lets it wait.
         block_size: tokens per KV block; a power of two from 8 to 128.
         num_blocks: KV blocks, the reserved block 0 included.
-        watermark: share of the blocks that admission leaves free for running requests to grow.
+        watermark: blocks that admission leaves free for running requests to grow: a share of all
+            blocks if below 1, else a number of blocks.
         enable_prefix_caching: reuse the blocks of shared prompt beginnings.
         overlap: launch a step before the tokens of the one before are known on the host.
         token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
             leaves the choice to the model runner.
+        num_step_records: steps that are kept for those who watch.
     """
 
     dtype: Dtype = "bfloat16"
+    kv_cache_dtype: KVCacheDtype = "auto"
     max_model_len: int = 2048
     max_num_batched_tokens: int = 512
     max_num_scheduled_tokens: int | None = None
     max_num_seqs: int = 64
+    long_prefill_token_threshold: int = 0
+    target_itl_s: float | None = None
+    batching: BatchingMode = "continuous"
+    batch_window_s: float = 0.05
+    scheduling_policy: SchedulingPolicy = "fair"
+    priority_aging_s: float = 10.0
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
     max_num_queued_requests: int = 1024
+    max_num_queued_tokens: int | None = None
+    queue_timeout_s: float | None = None
     block_size: int = 16
     num_blocks: int = 1024
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     overlap: bool = True
     token_buckets: tuple[int, ...] = ()
+    num_step_records: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_num_queued_requests < 0:
-            raise ValueError(
-                f"max_num_queued_requests must not be negative, got {self.max_num_queued_requests}"
-            )
+        for name in (*AT_LEAST_ONE, *NOT_NEGATIVE):
+            least = 0 if name in NOT_NEGATIVE else 1
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive, got {value}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)}"
+                )
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of tenant {tenant!r} must be positive, got {weight}")
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ValueError(f"block_size must be 8, 16, 32, 64 or 128, got {self.block_size}")
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if not 0 <= self.watermark < math.inf:
+            raise ValueError(f"watermark must not be negative, got {self.watermark}")
+        if self.watermark_blocks >= max(self.num_blocks - 1, 1):
+            raise ValueError(
+                f"watermark ({self.watermark}) leaves none of {self.num_blocks - 1} blocks"
+            )
         if self.num_blocks < 2:
             raise ValueError("num_blocks must be at least 2: block 0 is reserved")
         if self.max_num_seqs > self.max_num_batched_tokens:
@@ -96,7 +154,9 @@ class EngineConfig:
 
     @property
     def watermark_blocks(self) -> int:
-        return math.ceil(self.watermark * (self.num_blocks - 1))
+        if self.watermark < 1:
+            return math.ceil(self.watermark * (self.num_blocks - 1))
+        return math.ceil(self.watermark)
 
     @property
     def scheduled_tokens_limit(self) -> int:

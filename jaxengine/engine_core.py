@@ -105,6 +105,10 @@ class EngineCore:
         self._padded_tokens = 0
 
     @property
+    def config(self) -> EngineConfig:
+        return self._config
+
+    @property
     def has_work(self) -> bool:
         """Whether stepping makes progress."""
         return self._scheduler.has_requests or bool(self._in_flight)

@@ -39,11 +39,19 @@ class InvalidRequestError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """The waiting queue is at its bound."""
+    """The waiting queue is at a bound, or would not be served in time.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    Attributes:
+        retry_after_s: when it is worth trying again, by the backlog.
+        reason: which bound: "queued_requests", "queued_tokens" or "queue_timeout".
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_s: float, reason: str = "queued_requests"
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
 
 class EngineStoppingError(EngineError):

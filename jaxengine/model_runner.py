@@ -9,7 +9,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
-from jaxengine.batch import BatchBuilder, BatchLayout, Bucket, pick_token_ids
+from jaxengine.batch import BatchBuilder, BatchLayout, pick_token_ids
+from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import DeviceState, new_device_state
@@ -18,37 +19,7 @@ from jaxengine.models.decoder import Decoder
 from jaxengine.sampling import sample
 from jaxengine.scheduler import SchedulerOutput
 
-__all__ = ["JaxModelRunner", "buckets_for"]
-
-# The smallest bucket. Below two rows XLA's CPU products are slow and round differently; from two
-# to eight they cost the same, since reading the weights is what takes the time.
-SMALLEST_BUCKET = 8
-
-# Tokens of mixed steps, up to what a step can hold. Time is about linear in them.
-MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-
-
-def buckets_for(config: EngineConfig) -> list[Bucket]:
-    """Return the sizes to compile: powers of two, so that padding wastes less than half.
-
-    Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
-    fills: each costs seconds to compile.
-    """
-    most_seqs = max(config.max_num_seqs, SMALLEST_BUCKET)
-    decode_sizes, size = [], SMALLEST_BUCKET
-    while size < most_seqs:
-        decode_sizes.append(size)
-        size *= 2
-    decode_sizes.append(size)
-    token_buckets = config.token_buckets
-    if not token_buckets:
-        largest = max(config.max_num_batched_tokens, size)
-        token_buckets = tuple(sorted({largest, *(t for t in MIXED_SIZES if t < largest)}))
-    mixed_sizes = sorted({max(tokens, SMALLEST_BUCKET) for tokens in token_buckets})
-    return [
-        *(Bucket(seqs, seqs, True) for seqs in decode_sizes),
-        *(Bucket(tokens, min(tokens, size), False) for tokens in mixed_sizes),
-    ]
+__all__ = ["JaxModelRunner"]
 
 
 class JaxModelRunner:

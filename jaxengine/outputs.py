@@ -13,6 +13,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     ABORT = "abort"  # the caller left, or the engine shut down
     ERROR = "error"  # the engine failed while serving it
+    QUEUE_TIMEOUT = "queue_timeout"  # it waited too long to start
+    DEADLINE = "deadline"  # its time was up, with what it had by then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ class Request:
     computed all the same, because the device remembers the last token of every row.
 
     Attributes:
+        cache_salt, tenant, priority, queue_timeout_s, deadline_s: as in TokenRequest.
         token_ids: prompt and sampled tokens known on the host.
         num_computed_tokens: tokens whose K and V are in the cache, or will be after the steps
             already launched.
@@ -49,11 +50,19 @@ class Request:
         seed: int,
         arrival_time_s: float,
         cache_salt: str | None = None,
+        tenant: str = "",
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
         self.seed = seed
         self.cache_salt = cache_salt
+        self.tenant = tenant
+        self.priority = priority
+        self.queue_timeout_s = queue_timeout_s
+        self.deadline_s = deadline_s
         self.arrival_time_s = arrival_time_s
         self.token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)

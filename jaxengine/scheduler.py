@@ -48,11 +48,18 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step."""
+    """One step.
+
+    Attributes:
+        num_tokens: tokens to compute, over all requests.
+        num_preempted: requests that lost their blocks for it.
+        wasted_slots: token slots to compute besides that hold nothing, as a static batch does.
+    """
 
     scheduled: tuple[ScheduledRequest, ...]
     num_tokens: int
     num_preempted: int
+    wasted_slots: int = 0
 
 
 class Scheduler:

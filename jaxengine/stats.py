@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["ITERATION_TOKEN_BUCKETS", "EngineStats"]
+__all__ = ["ITERATION_TOKEN_BUCKETS", "STEP_TIME_BUCKETS", "EngineStats"]
 
 # Upper bounds of the histogram of scheduled tokens per step.
 ITERATION_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+# Upper bounds, in seconds, of the histogram of step times.
+STEP_TIME_BUCKETS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,6 +20,11 @@ class EngineStats:
 
     Attributes:
         num_running, num_waiting: requests now.
+        num_preempted: among the waiting, those that ran before and lost their blocks.
+        num_waiting_tokens: tokens that the waiting ones still have to compute.
+        waiting_for: what the first waiting request waits for, as in StepRecord.
+        num_received, tokens_received: requests ever taken over, and the tokens of their prompts.
+        num_admitted, tokens_admitted: among them, those that have started to run.
         num_blocks: KV blocks that requests can use (the reserved block 0 not counted).
         num_free_blocks: blocks that hold nothing, or only cached prefixes nobody uses.
         num_cached_blocks: among the free ones, those that hold a cached prefix.
@@ -22,16 +33,29 @@ class EngineStats:
         prompt_tokens, generation_tokens: tokens of prompts computed or cached, tokens sampled.
         num_preemptions: requests that lost their blocks.
         num_steps: passes of the engine.
+        step_times: count of steps per bucket of STEP_TIME_BUCKETS, last one = beyond.
+        step_time_sum_s: time on the device over all steps.
+        num_predicted_steps: steps whose time was predicted.
+        step_prediction_error_s: sum of the absolute errors of those predictions.
         step_busy_s: time during which at least one step was in flight.
         iteration_tokens: count of steps per bucket of ITERATION_TOKEN_BUCKETS, last one = beyond.
         iteration_tokens_sum: scheduled tokens over all steps.
-        padded_tokens: tokens computed only to fill buckets.
+        padded_tokens: token slots computed only to fill buckets.
+        wasted_prompt_slots: slots that padded prompts to the longest of a static batch.
+        wasted_row_slots: slots of requests that had ended while their batch went on.
         compiles_after_ready: programs compiled after start-up; 0 in a healthy engine.
         num_step_failures: steps that raised.
     """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_preempted: int = 0
+    num_waiting_tokens: int = 0
+    waiting_for: str = ""
+    num_received: int = 0
+    tokens_received: int = 0
+    num_admitted: int = 0
+    tokens_admitted: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
@@ -42,10 +66,16 @@ class EngineStats:
     generation_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    step_times: tuple[int, ...] = field(default=(0,) * (len(STEP_TIME_BUCKETS) + 1))
+    step_time_sum_s: float = 0.0
+    num_predicted_steps: int = 0
+    step_prediction_error_s: float = 0.0
     step_busy_s: float = 0.0
     iteration_tokens: tuple[int, ...] = field(default=(0,) * (len(ITERATION_TOKEN_BUCKETS) + 1))
     iteration_tokens_sum: int = 0
     padded_tokens: int = 0
+    wasted_prompt_slots: int = 0
+    wasted_row_slots: int = 0
     compiles_after_ready: int = 0
     num_step_failures: int = 0
 

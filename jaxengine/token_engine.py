@@ -7,8 +7,9 @@ from typing import Protocol
 from jaxengine.output_stream import OutputStream
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
+from jaxengine.step_log import StepLog
 
-__all__ = ["EngineLimits", "TokenEngine"]
+__all__ = ["EngineLimits", "TokenEngine", "TokenRequest"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,28 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRequest:
+    """What the gateway asks of the engine.
+
+    Attributes:
+        cache_salt: only requests of the same tenant with the same salt share cached prefixes.
+        tenant: on whose behalf; tenants share the engine fairly.
+        priority: lower goes first.
+        queue_timeout_s: the request ends if it has not started after so long; None takes the
+            engine's default.
+        deadline_s: the request ends after so long, with what it has; None sets no bound.
+    """
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    cache_salt: str | None = None
+    tenant: str = ""
+    priority: int = 0
+    queue_timeout_s: float | None = None
+    deadline_s: float | None = None
+
+
 class TokenEngine(Protocol):
     """Token ids in, token ids out. Implemented in-process by AsyncEngine, and by fakes in tests.
 
@@ -49,19 +72,18 @@ class TokenEngine(Protocol):
         """One line saying why the engine is dead, or None while it lives."""
         ...
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str | None = None,
-    ) -> OutputStream:
-        """Queue a request and return its outputs.
+    @property
+    def steps(self) -> StepLog:
+        """The newest steps."""
+        ...
+
+    def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
+        """Queue all of these requests, or none, and return the outputs of each.
 
         Raises:
             InvalidRequestError: empty or too long prompt, an id outside the vocabulary,
                 or a request that could never fit into the KV cache.
-            QueueFullError: too many requests wait.
+            QueueFullError: too much waits, or it would not start before its queue timeout.
             EngineStoppingError: the engine drains or has stopped.
             EngineDeadError: the engine failed for good.
         """

@@ -12,7 +12,7 @@ from jaxengine.engine_core import EngineCore
 from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import RequestOutput
 from jaxengine.sampling_params import SamplingParams
-from jaxengine.token_engine import EngineLimits
+from jaxengine.token_engine import EngineLimits, TokenRequest
 
 __all__ = ["VOCAB_SIZE", "Start", "ask", "expected", "launches", "make_engine", "read", "starting"]
 
@@ -64,7 +64,11 @@ def ask(
     **params,
 ) -> OutputStream:
     """Submit a request; the default one is answered 14, 70, 20."""
-    return engine.submit(prompt, SamplingParams(max_tokens=max_tokens, **params), cache_salt=salt)
+    sampling = SamplingParams(max_tokens=max_tokens, **params)
+    [stream] = engine.submit(
+        [TokenRequest(prompt_token_ids=prompt, params=sampling, cache_salt=salt)]
+    )
+    return stream
 
 
 async def read(stream: OutputStream) -> RequestOutput:

@@ -15,7 +15,8 @@ from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import FinishReason, RequestOutput, RequestTiming
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
-from jaxengine.token_engine import EngineLimits
+from jaxengine.step_log import StepLog
+from jaxengine.token_engine import EngineLimits, TokenRequest
 
 __all__ = [
     "BOS",
@@ -154,7 +155,8 @@ class FakeEngine:
 
     Attributes:
         submitted: (prompt, params) of every request so far.
-        salts: their cache salts.
+        requests: the same as they were asked for.
+        steps: a log to which tests add records.
         num_aborts: requests that were left before their end.
         num_cached_tokens: reported for every request.
     """
@@ -177,7 +179,8 @@ class FakeEngine:
         self.is_ready = True
         self.failure: str | None = None
         self.submitted: list[tuple[tuple[int, ...], SamplingParams]] = []
-        self.salts: list[str | None] = []
+        self.requests: list[TokenRequest] = []
+        self.steps = StepLog(64)
         self.num_aborts = 0
         self.num_cached_tokens = 0
         self.num_steps = 0
@@ -192,36 +195,34 @@ class FakeEngine:
 
     # What TokenEngine asks for.
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str | None = None,
-    ) -> OutputStream:
+    def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
         if self.failure is not None:
             raise EngineDeadError(f"the engine has failed: {self.failure}")
         if self._stopping or not self.is_ready:
             raise EngineStoppingError("the engine accepts no requests")
-        prompt = tuple(prompt_token_ids)
-        if not prompt:
+        if not all(request.prompt_token_ids for request in requests):
             raise InvalidRequestError("the prompt is empty", field="prompt")
-        if self.num_waiting >= self.limits.max_num_queued_requests:
+        if self.num_waiting + len(requests) > self.limits.max_num_queued_requests:
             raise QueueFullError("too many requests wait", retry_after_s=3.0)
+        streams = [self._accept(request) for request in requests]
+        self._changed.set()
+        self._plan_step()
+        return streams
+
+    def _accept(self, request: TokenRequest) -> OutputStream:
         request_id = f"r{len(self.submitted)}"
-        self.submitted.append((prompt, params))
-        self.salts.append(cache_salt)
+        prompt = tuple(request.prompt_token_ids)
+        self.submitted.append((prompt, request.params))
+        self.requests.append(request)
         stream = OutputStream(request_id, self._abort)
         self._requests[request_id] = _FakeRequest(
             request_id=request_id,
             prompt=prompt,
-            params=params,
+            params=request.params,
             script=self._scripts.get(prompt, self._default_script),
             stream=stream,
             arrived_s=self.clock(),
         )
-        self._changed.set()
-        self._plan_step()
         return stream
 
     def stats(self) -> EngineStats:

@@ -7,6 +7,7 @@ from gateway.text_codec import ChatMessage
 from jaxengine.errors import EngineDeadError, EngineStoppingError, QueueFullError
 from jaxengine.outputs import FinishReason
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.token_engine import TokenRequest
 
 
 async def read(stream):
@@ -14,12 +15,17 @@ async def read(stream):
         return [output async for output in stream]
 
 
+def ask(engine, prompt, sampling):
+    [stream] = engine.submit([TokenRequest(prompt_token_ids=prompt, params=sampling)])
+    return stream
+
+
 def params(**fields):
     return SamplingParams(**{"max_tokens": 3, **fields})
 
 
 async def test_the_answer_to_a_prompt_of_three_tokens_starts_with_d():
-    outputs = await read(FakeEngine().submit(b"Hi!", params()))
+    outputs = await read(ask(FakeEngine(), b"Hi!", params()))
     assert b"".join(bytes(output.new_token_ids) for output in outputs) == b"def"
     assert outputs[-1].finish_reason is FinishReason.LENGTH
 
@@ -27,7 +33,7 @@ async def test_the_answer_to_a_prompt_of_three_tokens_starts_with_d():
 async def test_a_script_ends_with_eos():
     engine = FakeEngine()
     engine.script("Hi!", "a")
-    outputs = await read(engine.submit(b"Hi!", params()))
+    outputs = await read(ask(engine, b"Hi!", params()))
     assert sum((output.new_token_ids for output in outputs), ()) == (ord("a"), EOS)
     assert (outputs[-1].finish_reason, outputs[-1].stop_token_id) == (FinishReason.STOP, EOS)
 
@@ -35,7 +41,7 @@ async def test_a_script_ends_with_eos():
 async def test_the_gate_lets_exactly_the_asked_steps_through():
     engine = FakeEngine(max_num_seqs=1)
     engine.hold()
-    first, second = engine.submit(b"a", params()), engine.submit(b"a", params())
+    first, second = ask(engine, b"a", params()), ask(engine, b"a", params())
     engine.step(2)
     assert engine.num_waiting == 1
     assert (await anext(first)).new_token_ids == (ord("b"), ord("c"))
@@ -50,16 +56,16 @@ async def test_the_gate_lets_exactly_the_asked_steps_through():
 async def test_refusals():
     engine = FakeEngine(max_num_queued_requests=1)
     engine.hold()
-    engine.submit(b"a", params())
+    ask(engine, b"a", params())
     with pytest.raises(QueueFullError):
-        engine.submit(b"a", params())
+        ask(engine, b"a", params())
     await engine.stop(drain_timeout_s=0)
     assert engine.num_active == 0
     with pytest.raises(EngineStoppingError):
-        engine.submit(b"a", params())
+        ask(engine, b"a", params())
     engine.die()
     with pytest.raises(EngineDeadError):
-        engine.submit(b"a", params())
+        ask(engine, b"a", params())
 
 
 def test_the_byte_tokenizer_knows_bytes_specials_and_words():

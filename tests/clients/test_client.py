@@ -109,7 +109,7 @@ async def test_every_option_reaches_the_engine():
     )
     assert (params.temperature, params.top_p, params.min_p) == (0.5, 0.9, 0.1)
     assert (params.stop_token_ids, params.ignore_eos) == ((3,), True)
-    assert gateway.engine.salts == ["salt"]
+    assert gateway.engine.requests[0].cache_salt == "salt"
 
 
 async def test_many_streams_share_one_socket_that_the_first_opens():

@@ -28,7 +28,7 @@ async def test_sampling_fields_reach_the_engine(make_generator):
     [(_, params)] = generator.engine.submitted
     assert (params.max_tokens, params.min_tokens, params.temperature) == (2, 1, 0.5)
     assert (params.top_k, params.top_p, params.min_p, params.seed) == (4, 0.25, 0.125, -7)
-    assert generator.engine.salts == ["tenant"]
+    assert generator.engine.requests[0].cache_salt == "tenant"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ async def test_every_option_reaches_the_engine():
         await stream.answer("a")
         prompt, params = gateway.engine.submitted[0]
     assert prompt == (72, 105)
-    assert gateway.engine.salts == ["salt"]
+    assert gateway.engine.requests[0].cache_salt == "salt"
     assert (params.max_tokens, params.min_tokens, params.top_k, params.seed) == (7, 2, 11, -5)
     assert (params.temperature, params.top_p, params.min_p) == (0.5, 0.9, 0.1)
     assert (params.stop_token_ids, params.ignore_eos) == ((3,), True)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from compile_cache import use_compile_cache
-from jaxengine.batch import BatchBuilder, BatchLayout, Bucket, pick_token_ids
+from jaxengine.batch import BatchBuilder, BatchLayout, pick_token_ids
+from jaxengine.buckets import Bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from jaxengine.scheduler import ScheduledRequest, SchedulerOutput

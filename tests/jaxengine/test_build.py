@@ -7,6 +7,7 @@ from jaxengine.build import EngineOptions, build_engine, plan_engine
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.token_engine import TokenRequest
 
 MIB = 1 << 20
 # A block of 16 tokens: K and V, 2 layers, 2 heads padded to 64 elements, bf16.
@@ -115,7 +116,7 @@ def test_a_machine_without_memory_is_refused():
         ({"block_size": 24}, "block_size"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": 1000}, "max_num_seqs"),
-        ({"watermark": 1.0}, "watermark"),
+        ({"watermark": -1.0}, "watermark"),
         ({"max_num_scheduled_tokens": 513}, "max_num_scheduled_tokens"),
     ],
 )
@@ -153,7 +154,8 @@ async def test_a_built_engine_serves():
     assert (limits.max_num_queued_requests, limits.eos_token_ids) == (1024, (298, 299))
     built.engine.start()
     params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
-    async with built.engine.submit([1, 2, 3], params) as stream:
+    [stream] = built.engine.submit([TokenRequest(prompt_token_ids=[1, 2, 3], params=params)])
+    async with stream:
         token_ids = [token async for output in stream for token in output.new_token_ids]
     assert len(token_ids) == 5
     assert built.engine.stats().compiles_after_ready == 0

@@ -1,0 +1,72 @@
+"""The sizes that steps are compiled for, and which of them a step takes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxengine.config import EngineConfig
+
+__all__ = ["Bucket", "buckets_for", "smallest_bucket"]
+
+# The smallest bucket. Below two rows XLA's CPU products are slow and round differently; from two
+# to eight they cost the same, since reading the weights is what takes the time.
+SMALLEST_BUCKET = 8
+
+# Tokens of mixed steps, up to what a step can hold. Time is about linear in them.
+MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Bucket(NamedTuple):
+    """A compiled size."""
+
+    num_tokens: int
+    num_seqs: int
+    decode_only: bool
+
+    def holds(self, *, num_tokens: int, num_seqs: int, decode_only: bool) -> bool:
+        """Whether such a step fits. `decode_only`: it has one token for every sequence."""
+        return (
+            num_tokens <= self.num_tokens
+            and num_seqs <= self.num_seqs
+            and (decode_only or not self.decode_only)
+        )
+
+
+def buckets_for(config: EngineConfig) -> list[Bucket]:
+    """Return the sizes to compile: powers of two, so that padding wastes less than half.
+
+    Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
+    fills: each costs seconds to compile.
+    """
+    most_seqs = max(config.max_num_seqs, SMALLEST_BUCKET)
+    decode_sizes, size = [], SMALLEST_BUCKET
+    while size < most_seqs:
+        decode_sizes.append(size)
+        size *= 2
+    decode_sizes.append(size)
+    token_buckets = config.token_buckets
+    if not token_buckets:
+        largest = max(config.max_num_batched_tokens, size)
+        token_buckets = tuple(sorted({largest, *(t for t in MIXED_SIZES if t < largest)}))
+    mixed_sizes = sorted({max(tokens, SMALLEST_BUCKET) for tokens in token_buckets})
+    return [
+        *(Bucket(seqs, seqs, True) for seqs in decode_sizes),
+        *(Bucket(tokens, min(tokens, size), False) for tokens in mixed_sizes),
+    ]
+
+
+def smallest_bucket(
+    buckets: Sequence[Bucket], *, num_tokens: int, num_seqs: int, decode_only: bool
+) -> Bucket:
+    """Return the cheapest bucket that holds a step; of two equal sizes, the decode-only one.
+
+    Raises:
+        ValueError: none does; the scheduler's budgets are meant to prevent it.
+    """
+    fitting = [
+        bucket
+        for bucket in buckets
+        if bucket.holds(num_tokens=num_tokens, num_seqs=num_seqs, decode_only=decode_only)
+    ]
+    if not fitting:
+        raise ValueError(f"no bucket holds {num_tokens} tokens of {num_seqs} sequences")
+    return min(fitting, key=lambda b: (b.num_tokens, b.num_seqs, not b.decode_only))
