@@ -77,6 +77,16 @@ class TokenEngine(Protocol):
         """The newest steps."""
         ...
 
+    def check_capacity(self, num_requests: int) -> None:
+        """Raise if so many requests could not be taken now, whatever they are.
+
+        For whoever wants to refuse before it has worked on a request; `submit` checks again.
+
+        Raises:
+            QueueFullError: too many requests wait.
+        """
+        ...
+
     def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
         """Queue all of these requests, or none, and return the outputs of each.
 

@@ -158,7 +158,7 @@ class FakeEngine:
         requests: the same as they were asked for.
         steps: a log to which tests add records.
         num_aborts: requests that were left before their end.
-        num_cached_tokens: reported for every request.
+        num_cached_tokens, num_preemptions: reported for every request.
     """
 
     def __init__(
@@ -183,17 +183,23 @@ class FakeEngine:
         self.steps = StepLog(64)
         self.num_aborts = 0
         self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self.num_steps = 0
         self.generation_tokens = 0
         self._requests: dict[str, _FakeRequest] = {}
         self._scripts: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._default_script: tuple[int, ...] | None = None
+        self._refusal: QueueFullError | None = None
         self._held = False
         self._step_is_due = False
         self._stopping = False
         self._changed = asyncio.Event()
 
     # What TokenEngine asks for.
+
+    def check_capacity(self, num_requests: int) -> None:
+        if self.num_waiting + num_requests > self.limits.max_num_queued_requests:
+            raise QueueFullError("too many requests wait", retry_after_s=3.0)
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
         if self.failure is not None:
@@ -202,8 +208,9 @@ class FakeEngine:
             raise EngineStoppingError("the engine accepts no requests")
         if not all(request.prompt_token_ids for request in requests):
             raise InvalidRequestError("the prompt is empty", field="prompt")
-        if self.num_waiting + len(requests) > self.limits.max_num_queued_requests:
-            raise QueueFullError("too many requests wait", retry_after_s=3.0)
+        self.check_capacity(len(requests))
+        if self._refusal is not None:
+            raise self._refusal
         streams = [self._accept(request) for request in requests]
         self._changed.set()
         self._plan_step()
@@ -270,6 +277,12 @@ class FakeEngine:
         """Answer every prompt that has no script of its own with these ids, then EOS."""
         self._default_script = _ids(answer)
 
+    def refuse(self, reason: str, *, retry_after_s: float) -> None:
+        """Let `submit` refuse everything from now on, as a full queue would."""
+        self._refusal = QueueFullError(
+            "the queue is full", retry_after_s=retry_after_s, reason=reason
+        )
+
     def hold(self) -> None:
         self._held = True
 
@@ -299,6 +312,13 @@ class FakeEngine:
         """End every request with an error; the engine lives on."""
         for request in list(self._requests.values()):
             self._end(request, FinishReason.ERROR, error=error)
+
+    def expire(self, reason: FinishReason) -> None:
+        """End by time what an engine would: QUEUE_TIMEOUT waiting requests, DEADLINE all."""
+        assert reason in (FinishReason.QUEUE_TIMEOUT, FinishReason.DEADLINE)
+        for request in list(self._requests.values()):
+            if reason is FinishReason.DEADLINE or request.scheduled_s is None:
+                self._end(request, reason)
 
     def die(self, error: str = "the device is gone") -> None:
         self.failure = error
@@ -354,7 +374,7 @@ class FakeEngine:
             ttft_s=times[0] - request.arrived_s if times else None,
             e2e_s=now - request.arrived_s,
             num_cached_tokens=self.num_cached_tokens,
-            num_preemptions=0,
+            num_preemptions=self.num_preemptions,
         )
         return RequestOutput(
             request_id=request.request_id,
@@ -362,6 +382,7 @@ class FakeEngine:
             new_token_times_s=tuple(times[len(times) - len(new_token_ids) :]),
             num_cached_tokens=self.num_cached_tokens,
             queue_s=timing.queue_s,
+            num_preemptions=self.num_preemptions,
             finish_reason=reason,
             stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
             error=error,

@@ -56,9 +56,12 @@ async def test_the_gate_lets_exactly_the_asked_steps_through():
 async def test_refusals():
     engine = FakeEngine(max_num_queued_requests=1)
     engine.hold()
+    engine.check_capacity(1)
     ask(engine, b"a", params())
     with pytest.raises(QueueFullError):
         ask(engine, b"a", params())
+    with pytest.raises(QueueFullError):
+        engine.check_capacity(1)
     await engine.stop(drain_timeout_s=0)
     assert engine.num_active == 0
     with pytest.raises(EngineStoppingError):
@@ -66,6 +69,31 @@ async def test_refusals():
     engine.die()
     with pytest.raises(EngineDeadError):
         ask(engine, b"a", params())
+
+
+async def test_a_refusal_says_its_reason_and_takes_nothing():
+    engine = FakeEngine()
+    engine.refuse("queued_tokens", retry_after_s=2.5)
+    with pytest.raises(QueueFullError) as caught:
+        ask(engine, b"a", params())
+    assert (caught.value.reason, caught.value.retry_after_s) == ("queued_tokens", 2.5)
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "ended"),
+    [(FinishReason.QUEUE_TIMEOUT, [False, True]), (FinishReason.DEADLINE, [True, True])],
+)
+async def test_only_what_waits_can_have_waited_too_long(reason, ended):
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    streams = [ask(engine, b"a", params()), ask(engine, b"a", params())]
+    engine.step()
+    engine.expire(reason)
+    assert engine.num_active == ended.count(False)
+    for stream, has_ended in zip(streams, ended, strict=True):
+        if has_ended:
+            assert (await anext(stream)).finish_reason is reason
 
 
 def test_the_byte_tokenizer_knows_bytes_specials_and_words():
