@@ -1,17 +1,19 @@
-"""`headrace bench`: the measuring commands."""
+"""`headrace bench`: the measuring commands, each imported only when it is called."""
+
+from collections.abc import Mapping
 
 import click
 
-from bench.serve import serve
-from bench.startup import startup
+from gateway.cli import CommandEntry, LazyGroup
 
 __all__ = ["bench"]
 
+COMMANDS: Mapping[str, CommandEntry] = {
+    "serve": CommandEntry("bench.serve:serve", "Load any OpenAI-compatible server."),
+    "startup": CommandEntry("bench.startup:startup", "Time from start to ready, cold and warm."),
+}
 
-@click.group()
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
 def bench() -> None:
     """Measure a server, or the start of one."""
-
-
-bench.add_command(serve)
-bench.add_command(startup)
