@@ -5,6 +5,7 @@ from aiohttp import web
 from gateway import operations, pages
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS, VERSION
 from gateway.config import GatewayConfig
+from gateway.connections import STREAM_CONNECTIONS, close_all
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
 from gateway.middleware import (
@@ -17,7 +18,7 @@ from gateway.middleware import (
 from gateway.openai import models, tokenize
 from gateway.openai.chat import chat_completions
 from gateway.openai.completions import completions
-from gateway.websocket import STREAM_CONNECTIONS, close_all, stream_handler
+from gateway.websocket import stream_handler
 
 __all__ = ["build_app"]
 

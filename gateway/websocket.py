@@ -13,8 +13,9 @@ import logging
 import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR
 from gateway.config import GatewayConfig
+from gateway.connections import RETRY_AFTER_S, check_room, serve_connection
 from gateway.errors import (
     GatewayError,
     InternalError,
@@ -48,12 +49,11 @@ from gateway.messages import (
 )
 from gateway.operations import server_version
 
-__all__ = ["STREAM_CONNECTIONS", "StreamConnection", "close_all", "stream_handler"]
+__all__ = ["StreamConnection", "stream_handler"]
 
 logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
-RETRY_AFTER_S = 5.0
 
 _NO_USAGE = UsageBody(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 
@@ -359,9 +359,6 @@ class StreamConnection:
         )
 
 
-STREAM_CONNECTIONS: web.AppKey[set[StreamConnection]] = web.AppKey("STREAM_CONNECTIONS")
-
-
 async def stream_handler(request: web.Request) -> web.StreamResponse:
     """Serve `GET /v1/stream`.
 
@@ -370,12 +367,8 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
             or there is no room for another connection (503).
     """
     config = request.app[CONFIG]
-    connections = request.app[STREAM_CONNECTIONS]
     codec = _negotiate(request)
-    if len(connections) >= config.ws_max_connections:
-        raise Unavailable(
-            "too many websockets are open", code="too_many_connections", retry_after_s=RETRY_AFTER_S
-        )
+    check_room(request.app)
     if not request.app[ENGINE].is_ready:
         raise Unavailable("the engine is not ready", retry_after_s=RETRY_AFTER_S)
     ws = web.WebSocketResponse(
@@ -390,31 +383,8 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     )
     await ws.prepare(request)
     connection = StreamConnection(ws, request.transport, codec, request.app[GENERATOR], config)
-    connections.add(connection)
-    try:
-        with request.app[METRICS].websockets_open.track_inprogress():
-            await connection.run()
-    finally:
-        connections.discard(connection)
+    await serve_connection(request.app, connection)
     return ws
-
-
-async def close_all(app: web.Application, reason: str = "the server is shutting down") -> None:
-    """End every stream connection: goaway, a last message for each open stream, close 1012.
-
-    For `on_shutdown`. Connections that do not take it in time are cut.
-    """
-    open_connections = app[STREAM_CONNECTIONS]
-    connections = list(open_connections)
-    for connection in connections:
-        connection.shut_down(reason)
-    try:
-        async with asyncio.timeout(app[CONFIG].ws_close_timeout_s):
-            for connection in connections:
-                await connection.wait_ended()
-    except TimeoutError:
-        for connection in connections:
-            connection.cut()
 
 
 def _negotiate(request: web.Request) -> Codec:

@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from fakes import ByteChatTemplate, FakeEngine, byte_tokenizer
 from gateway.app import build_app
 from gateway.config import GatewayConfig
+from gateway.connections import STREAM_CONNECTIONS
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
-from gateway.websocket import STREAM_CONNECTIONS
 
 __all__ = ["MODEL", "Gateway", "RawStream", "serve_streams", "start", "until"]
 

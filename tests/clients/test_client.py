@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fakes import FakeEngine
-from gateway.websocket import STREAM_CONNECTIONS
+from gateway.connections import STREAM_CONNECTIONS
 from headrace_client import (
     AsyncClient,
     BadRequest,

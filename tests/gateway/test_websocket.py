@@ -6,8 +6,8 @@ from aiohttp import WSServerHandshakeError
 
 from fakes import FakeEngine
 from gateway.app_keys import METRICS
+from gateway.connections import STREAM_CONNECTIONS
 from gateway.generation import TextGenerator
-from gateway.websocket import STREAM_CONNECTIONS
 from stream_app import MODEL, serve_streams, start, until
 
 both_encodings = pytest.mark.parametrize("encoding", ["json", "msgpack"])

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from fakes import FakeEngine
+from gateway.connections import STREAM_CONNECTIONS, close_all
 from gateway.generation import TextGenerator
-from gateway.websocket import STREAM_CONNECTIONS, close_all
 from stream_app import RawStream, serve_streams, start, until
 
 both_encodings = pytest.mark.parametrize("encoding", ["json", "msgpack"])

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from browser import find_chromium, open_page
 from fakes import FakeEngine
-from gateway.websocket import STREAM_CONNECTIONS
+from gateway.connections import STREAM_CONNECTIONS
 from stream_app import MODEL, serve_streams
 
 CHROMIUM = find_chromium()

@@ -1,0 +1,81 @@
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from gateway.app_keys import CONFIG, METRICS
+from gateway.config import GatewayConfig
+from gateway.connections import STREAM_CONNECTIONS, check_room, close_all, serve_connection
+from gateway.errors import Unavailable
+from gateway.metrics import Metrics
+
+
+class FakeConnection:
+    """Runs until it is cut, or told goodbye if it is polite."""
+
+    def __init__(self, *, is_polite: bool = True) -> None:
+        self.is_polite = is_polite
+        self.heard: list[str] = []
+        self.ended = asyncio.Event()
+
+    async def run(self) -> None:
+        await self.ended.wait()
+
+    def shut_down(self, reason: str) -> None:
+        self.heard.append(reason)
+        if self.is_polite:
+            self.ended.set()
+
+    async def wait_ended(self) -> None:
+        await self.ended.wait()
+
+    def cut(self) -> None:
+        self.heard.append("cut")
+        self.ended.set()
+
+
+@pytest.fixture
+def app():
+    app = web.Application()
+    app[CONFIG] = GatewayConfig(ws_max_connections=2, ws_close_timeout_s=0.01)
+    app[METRICS] = Metrics("m")
+    app[STREAM_CONNECTIONS] = set()
+    return app
+
+
+def num_open_metric(app) -> float:
+    body, _ = app[METRICS].render()
+    line = next(line for line in body.decode().splitlines() if "websockets_open{" in line)
+    return float(line.split()[-1])
+
+
+async def test_a_connection_counts_while_it_runs(app):
+    connection = FakeConnection()
+    serving = asyncio.create_task(serve_connection(app, connection))
+    await asyncio.sleep(0)
+    assert app[STREAM_CONNECTIONS] == {connection}
+    assert num_open_metric(app) == 1
+    connection.ended.set()
+    await serving
+    assert app[STREAM_CONNECTIONS] == set()
+    assert num_open_metric(app) == 0
+
+
+async def test_one_connection_too_many_is_refused(app):
+    app[STREAM_CONNECTIONS].add(FakeConnection())
+    check_room(app)
+    app[STREAM_CONNECTIONS].add(FakeConnection())
+    with pytest.raises(Unavailable, match="too many websockets") as caught:
+        check_room(app)
+    assert (caught.value.status, caught.value.code) == (503, "too_many_connections")
+
+
+async def test_at_a_stop_all_are_told_and_the_deaf_are_cut(app):
+    polite, deaf = FakeConnection(), FakeConnection(is_polite=False)
+    serving = [asyncio.create_task(serve_connection(app, c)) for c in (polite, deaf)]
+    await asyncio.sleep(0)
+    await close_all(app, "bye")
+    await asyncio.gather(*serving)
+    assert deaf.heard == ["bye", "cut"]
+    assert polite.heard[0] == "bye"
+    assert app[STREAM_CONNECTIONS] == set()
