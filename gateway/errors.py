@@ -11,6 +11,7 @@ GatewayError              status  type
 ├─ PayloadTooLarge        413     invalid_request_error
 ├─ UnsupportedMediaType   415     invalid_request_error
 ├─ Overloaded             429     rate_limit_error, with Retry-After
+├─ DeadlineExceeded       429     rate_limit_error, code "deadline_exceeded"
 ├─ InternalError          500     server_error
 └─ Unavailable            503     service_unavailable_error
 ```
@@ -30,6 +31,7 @@ from jaxengine.errors import (
 )
 
 __all__ = [
+    "DeadlineExceeded",
     "Forbidden",
     "GatewayError",
     "InternalError",
@@ -182,16 +184,35 @@ class UnsupportedMediaType(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """Too many requests wait; try again after `retry_after_s`."""
+    """Too much work waits; try again after `retry_after_s`. `code` says of what kind."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float, code: str = "overloaded") -> None:
         super().__init__(
             message,
             status=429,
             type="rate_limit_error",
-            code="overloaded",
+            code=code,
             retry_after_s=retry_after_s,
         )
+
+
+class DeadlineExceeded(GatewayError):
+    """The deadline that the request itself set has passed before its first token.
+
+    Not 408 or 504: clients repeat those by themselves, and this answer would come too late.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the deadline passed before the first token",
+            status=429,
+            type="rate_limit_error",
+            code="deadline_exceeded",
+        )
+
+    def headers(self) -> dict[str, str]:
+        # OpenAI's clients repeat a 429 as well, unless they are told not to.
+        return {"x-should-retry": "false"}
 
 
 class InternalError(GatewayError):
@@ -224,7 +245,7 @@ def from_engine_error(exc: Exception) -> GatewayError:
         case InvalidRequestError():
             return InvalidRequest(sanitize(str(exc)), param=exc.field, code=exc.code)
         case QueueFullError():
-            return Overloaded(sanitize(str(exc)), retry_after_s=exc.retry_after_s)
+            return Overloaded(sanitize(str(exc)), retry_after_s=exc.retry_after_s, code=exc.reason)
         case EngineStoppingError():
             return Unavailable(sanitize(str(exc)), code="shutting_down", retry_after_s=5)
         case EngineDeadError():

@@ -5,18 +5,27 @@ Everything that speaks a wire format (OpenAI HTTP, SSE, the native websocket) de
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.config import GatewayConfig
 from gateway.detokenizer import Detokenizer, StopStrings
-from gateway.errors import GatewayError, InvalidRequest, Unavailable, from_engine_error
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    from_engine_error,
+)
 from gateway.metrics import Metrics
 from gateway.prompts import Prompt, PromptEncoder, context_overflow
 from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer
 from gateway.text_stream import FinishReason, TextDelta, TextFinish, TextStream, Usage
 from gateway.timing import Timing
 from jaxengine.errors import EngineError
+from jaxengine.output_stream import OutputStream
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenEngine, TokenRequest
 
@@ -34,6 +43,8 @@ __all__ = [
 ]
 
 MAX_CACHE_SALT_LENGTH = 256
+MAX_WAIT_S = 86_400.0  # longest queue timeout or deadline: a day
+MAX_RETRY_AFTER_S = 60.0  # what OpenAI's clients heed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +55,7 @@ class GenerationRequest:
         prompt: text, token ids, or chat messages.
         max_tokens: None means as many as the context leaves room for.
         stop: stop strings; the text before the first one that appears is the answer.
+        cache_salt, tenant, priority, queue_timeout_s, deadline_s: as in TokenRequest.
         Others: as in SamplingParams.
     """
 
@@ -60,6 +72,10 @@ class GenerationRequest:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     cache_salt: str | None = None
+    tenant: str = ""
+    priority: int = 0
+    queue_timeout_s: float | None = None
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +122,18 @@ class TextGenerator:
     def close(self) -> None:
         self._encoder.close()
 
+    def check_capacity(self, num_requests: int) -> None:
+        """Refuse before any work on so many requests that are to be started together.
+
+        Raises:
+            gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503).
+        """
+        try:
+            self._check_capacity(num_requests)
+        except GatewayError as exc:
+            self._count_rejection(exc)
+            raise
+
     async def prepare(self, request: GenerationRequest) -> PreparedGeneration:
         """Check the limits, render the template, and tokenize, off the event loop.
 
@@ -113,7 +141,7 @@ class TextGenerator:
 
         Raises:
             gateway.errors.GatewayError: InvalidRequest with `param` naming the field, Overloaded
-                when too many prompts wait for this, Unavailable when the engine takes no requests.
+                when too much waits already, Unavailable when the engine takes no requests.
         """
         try:
             return await self._prepare(request)
@@ -122,26 +150,50 @@ class TextGenerator:
             raise
 
     def start(self, prepared: PreparedGeneration) -> TextStream:
-        """Submit to the engine at once.
+        """Submit one request to the engine at once; raises as `start_all`."""
+        [stream] = self.start_all([prepared])
+        return stream
+
+    def start_all(self, prepared: Sequence[PreparedGeneration]) -> list[TextStream]:
+        """Submit all of these requests to the engine at once, or none.
 
         Raises:
             gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503),
                 InvalidRequest.
         """
         try:
-            [outputs] = self.engine.submit(
-                [
-                    TokenRequest(
-                        prompt_token_ids=prepared.prompt_token_ids,
-                        params=prepared.params,
-                        cache_salt=prepared.request.cache_salt,
-                    )
-                ]
-            )
+            all_outputs = self.engine.submit([_token_request(p) for p in prepared])
         except EngineError as exc:
             error = from_engine_error(exc)
             self._count_rejection(error)
             raise error from exc
+        return [
+            self._text_stream(p, outputs) for p, outputs in zip(prepared, all_outputs, strict=True)
+        ]
+
+    def failure(self, finish: TextFinish) -> GatewayError | None:
+        """Return what to tell a client whose generation failed; None if it ended well."""
+        match finish.reason:
+            case "queue_timeout":
+                return Overloaded(
+                    "the request waited for as long as its queue timeout allows",
+                    # Its own wait is what we know about the length of the queue.
+                    retry_after_s=min(finish.timing.queue_s, MAX_RETRY_AFTER_S),
+                    code="queue_timeout",
+                )
+            case "deadline" if finish.usage.completion_tokens == 0:
+                return DeadlineExceeded()
+            case "error":
+                message = finish.error or "the engine failed"
+                if self.engine.failure is not None:
+                    return Unavailable(message, code="engine_dead")
+                if not self.engine.is_ready:
+                    return Unavailable(message, code="shutting_down", retry_after_s=5)
+                return InternalError(message)
+            case _:
+                return None
+
+    def _text_stream(self, prepared: PreparedGeneration, outputs: OutputStream) -> TextStream:
         request = prepared.request
         return TextStream(
             outputs,
@@ -184,10 +236,10 @@ class TextGenerator:
         return await self._encoder.run(self._tokenizer.decode, token_ids, skip_special=False)
 
     async def _prepare(self, request: GenerationRequest) -> PreparedGeneration:
-        if not self.engine.is_ready:
-            raise Unavailable("the engine accepts no requests now", code="not_ready")
+        self._check_capacity(1)
         limits = self.engine.limits
         self._check_strings(request)
+        _check_scheduling(request)
         params = self._sampling_params(request)
         ids = await self._encoder.encode(
             request.prompt,
@@ -205,6 +257,11 @@ class TextGenerator:
                 param="max_tokens",
             )
         return PreparedGeneration(request=request, prompt_token_ids=ids, params=params)
+
+    def _check_capacity(self, num_requests: int) -> None:
+        if not self.engine.is_ready:
+            raise Unavailable("the engine accepts no requests now", code="not_ready")
+        _engine_checked(lambda: self.engine.check_capacity(num_requests))
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
         limits = self.engine.limits
@@ -247,6 +304,36 @@ class TextGenerator:
 
     def _count_rejection(self, error: GatewayError) -> None:
         self.metrics.count_rejection(error.code or error.type)
+
+
+def _check_scheduling(request: GenerationRequest) -> None:
+    if not -(2**31) <= request.priority < 2**31:
+        raise InvalidRequest(
+            f"priority must be from {-(2**31)} to {2**31 - 1}, got {request.priority}",
+            param="priority",
+        )
+    for param, seconds in (
+        ("queue_timeout", request.queue_timeout_s),
+        ("deadline", request.deadline_s),
+    ):
+        if seconds is not None and not 0 < seconds <= MAX_WAIT_S:
+            raise InvalidRequest(
+                f"{param} must be above 0 and at most {MAX_WAIT_S:g} seconds, got {seconds:g}",
+                param=param,
+            )
+
+
+def _token_request(prepared: PreparedGeneration) -> TokenRequest:
+    request = prepared.request
+    return TokenRequest(
+        prompt_token_ids=prepared.prompt_token_ids,
+        params=prepared.params,
+        cache_salt=request.cache_salt,
+        tenant=request.tenant,
+        priority=request.priority,
+        queue_timeout_s=request.queue_timeout_s,
+        deadline_s=request.deadline_s,
+    )
 
 
 def _engine_checked[T](make: Callable[[], T]) -> T:

@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.generation import ChatMessage, GenerationRequest, Timing, Usage
+from gateway.tenants import tenant_of
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -80,6 +81,10 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    tenant: str | None = None
+    priority: int | None = None
+    queue_timeout: float | None = None
+    deadline: float | None = None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
@@ -171,7 +176,7 @@ class TimingBody(msgspec.Struct, frozen=True, kw_only=True):
     itl_p50_s: float | None
     itl_p99_s: float | None
     itl_max_s: float | None
-    preemptions: int
+    num_preemptions: int
 
     @classmethod
     def of(cls, timing: Timing) -> Self:
@@ -186,7 +191,7 @@ class TimingBody(msgspec.Struct, frozen=True, kw_only=True):
             itl_p50_s=_rounded(timing.itl_p50_s),
             itl_p99_s=_rounded(timing.itl_p99_s),
             itl_max_s=_rounded(timing.itl_max_s),
-            preemptions=timing.num_preemptions,
+            num_preemptions=timing.num_preemptions,
         )
 
 
@@ -378,11 +383,16 @@ def _kind(value: object) -> str:
     return {list: "an array", str: "a string", type(None): "null"}.get(type(value), "a number")
 
 
-def generation_request(request: StartRequest) -> GenerationRequest:
+def generation_request(request: StartRequest, *, tenant: str) -> GenerationRequest:
     """Turn the wire's request into the gateway's; what is absent keeps the gateway's default.
+
+    Args:
+        request: as it came.
+        tenant: who is asking, unless the request names another.
 
     Raises:
         InvalidMessage: not exactly one of `prompt` and `messages` is given, or no message.
+        InvalidRequest: the tenant cannot be one.
     """
     if (request.prompt is None) == (request.messages is None):
         raise InvalidMessage(
@@ -417,6 +427,10 @@ def generation_request(request: StartRequest) -> GenerationRequest:
         ),
         ignore_eos=_either(request.ignore_eos, default.ignore_eos),
         cache_salt=request.cache_salt,
+        tenant=tenant_of(request.tenant, default=tenant),
+        priority=_either(request.priority, default.priority),
+        queue_timeout_s=request.queue_timeout,
+        deadline_s=request.deadline,
     )
 
 

@@ -23,7 +23,7 @@ from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
 
 __all__ = ["Metrics", "Outcome"]
 
-Outcome = Literal["stop", "length", "abort", "error"]
+Outcome = Literal["stop", "length", "abort", "error", "queue_timeout", "deadline"]
 
 # Half a millisecond to ten minutes: small models decode in 2 to 5 ms, queues can take minutes.
 LATENCY_BUCKETS = (

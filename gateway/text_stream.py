@@ -15,7 +15,8 @@ from jaxengine.outputs import RequestOutput, RequestTiming
 
 __all__ = ["FinishReason", "TextDelta", "TextFinish", "TextStream", "Usage"]
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+# Why a generation ended, in the words of the native protocol. "queue_timeout" never started.
+FinishReason = Literal["stop", "length", "deadline", "cancelled", "queue_timeout", "error"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +163,10 @@ class TextStream:
                 return self._last_delta(text, "stop", stop_reason=shown, timing=output.timing)
             case EngineFinish.LENGTH:
                 return self._last_delta(text, "length", timing=output.timing)
+            case EngineFinish.DEADLINE:
+                return self._last_delta(text, "deadline", timing=output.timing)
+            case EngineFinish.QUEUE_TIMEOUT:
+                return self._last_delta(text, "queue_timeout", timing=output.timing)
             case EngineFinish.ABORT:
                 error = "the server stopped before the answer was complete"
                 return self._last_delta(text, "error", timing=output.timing, error=error)
@@ -183,7 +188,7 @@ class TextStream:
             text += self._stops.push(self._detokenizer.flush())
             if self._stops.matched is None:
                 text += self._stops.flush()
-            elif reason in ("stop", "length"):
+            elif reason in ("stop", "length", "deadline"):
                 reason, stop_reason = "stop", self._stops.matched
         finish = self._finish(reason, stop_reason=stop_reason, timing=timing, error=error)
         return TextDelta(text=text, token_ids=self._take_ids(), finish=finish)

@@ -48,6 +48,7 @@ from gateway.messages import (
     generation_request,
 )
 from gateway.operations import server_version
+from gateway.tenants import tenant_of_key
 
 __all__ = ["StreamConnection", "stream_handler"]
 
@@ -79,12 +80,15 @@ class StreamConnection:
         codec: Codec,
         generator: TextGenerator,
         config: GatewayConfig,
+        *,
+        tenant: str,
     ) -> None:
         self._ws = ws
         self._transport = transport
         self._codec = codec
         self._generator = generator
         self._config = config
+        self._tenant = tenant
         self._outbox = Outbox()
         self._streams: dict[str, _Stream] = {}
         self._tasks = asyncio.TaskGroup()
@@ -230,7 +234,7 @@ class StreamConnection:
         request = stream.start.request
         if request.model is not None and request.model not in self._config.served_model_names:
             raise ModelNotFound(request.model)
-        prepared = await self._generator.prepare(generation_request(request))
+        prepared = await self._generator.prepare(generation_request(request, tenant=self._tenant))
         async with self._generator.start(prepared) as output:
             stream.output = output
             self._outbox.put_control(
@@ -248,10 +252,8 @@ class StreamConnection:
 
     def _last_message(self, stream: _Stream, finish: TextFinish) -> Done | Error:
         stream_id = stream.start.id
-        if finish.reason == "error":
-            message = finish.error or "the generation failed"
-            is_alive = self._generator.engine.is_ready  # else it drains, or has failed for good
-            return Error.of(InternalError(message) if is_alive else Unavailable(message), stream_id)
+        if (failure := self._generator.failure(finish)) is not None:
+            return Error.of(failure, stream_id)
         return Done(
             id=stream_id,
             seq=0,  # the outbox knows
@@ -279,7 +281,7 @@ class StreamConnection:
                 itl_p50_s=None,
                 itl_p99_s=None,
                 itl_max_s=None,
-                preemptions=0,
+                num_preemptions=0,
             ),
         )
 
@@ -382,7 +384,14 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
         decode_text=False,
     )
     await ws.prepare(request)
-    connection = StreamConnection(ws, request.transport, codec, request.app[GENERATOR], config)
+    connection = StreamConnection(
+        ws,
+        request.transport,
+        codec,
+        request.app[GENERATOR],
+        config,
+        tenant=tenant_of_key(request.headers.get("Authorization")),
+    )
     await serve_connection(request.app, connection)
     return ws
 

@@ -33,7 +33,7 @@ DONE = {
         "itl_p50_s": None,
         "itl_p99_s": None,
         "itl_max_s": None,
-        "preemptions": 0,
+        "num_preemptions": 0,
     },
 }
 

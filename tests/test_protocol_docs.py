@@ -125,7 +125,7 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
             itl_p50_s=0.019,
             itl_p99_s=0.031,
             itl_max_s=0.031,
-            preemptions=0,
+            num_preemptions=0,
         ),
     ),
     "done after a cancel before the first token": Done(
@@ -144,7 +144,7 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
             itl_p50_s=None,
             itl_p99_s=None,
             itl_max_s=None,
-            preemptions=0,
+            num_preemptions=0,
         ),
     ),
     "error that ends a stream": Error.of(

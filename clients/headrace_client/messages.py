@@ -47,6 +47,10 @@ class GenerationOptions(TypedDict, total=False):
     include_stop_str_in_output: bool | None
     ignore_eos: bool | None
     cache_salt: str | None
+    tenant: str | None
+    priority: int | None
+    queue_timeout: float | None
+    deadline: float | None
     return_token_ids: bool | None
 
 
@@ -70,7 +74,7 @@ class Timing:
         decode_s: from the first token to the last.
         e2e_s: from arrival to the end.
         itl_mean_s, itl_p50_s, itl_p99_s, itl_max_s: time between tokens; None without two.
-        preemptions: how often the request was set back for lack of memory.
+        num_preemptions: how often the request was set back for lack of memory.
     """
 
     queue_s: float
@@ -82,7 +86,7 @@ class Timing:
     itl_p50_s: float | None
     itl_p99_s: float | None
     itl_max_s: float | None
-    preemptions: int
+    num_preemptions: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,7 @@ class Stream:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended: "stop", "length" or "cancelled"; None before the end."""
+        """Why it ended: "stop", "length", "deadline" or "cancelled"; None before the end."""
         return self._inbox.done.finish_reason if self._inbox.done else None
 
     @property

@@ -211,7 +211,7 @@ def _parse_done(message: _Fields) -> Done:
             itl_p50_s=timing.number_or_none("itl_p50_s"),
             itl_p99_s=timing.number_or_none("itl_p99_s"),
             itl_max_s=timing.number_or_none("itl_max_s"),
-            preemptions=timing.count("preemptions"),
+            num_preemptions=timing.count("num_preemptions"),
         ),
     )
 

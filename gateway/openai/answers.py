@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR, VERSION
-from gateway.errors import GatewayError, InternalError, Unavailable
+from gateway.app_keys import CONFIG, GENERATOR, VERSION
+from gateway.errors import GatewayError, InternalError
 from gateway.generation import PreparedGeneration, TextDelta, TextFinish
 from gateway.middleware import REQUEST_ID
 from gateway.openai.choices import merged_deltas, open_streams
@@ -96,6 +96,7 @@ class _Answer:
         answer_format: AnswerFormat,
     ) -> None:
         self._request = request
+        self._generator = request.app[GENERATOR]
         self._prepared = prepared
         self._model = model
         self._format = answer_format
@@ -108,7 +109,7 @@ class _Answer:
         texts = [""] * len(self._prepared)
         choices: dict[int, AnyChoice] = {}
         async with (
-            open_streams(self._request.app[GENERATOR], self._prepared) as streams,
+            open_streams(self._generator, self._prepared) as streams,
             aclosing(merged_deltas(streams)) as deltas,
         ):
             async for item in deltas:
@@ -118,7 +119,8 @@ class _Answer:
                 texts[index] += delta.text
                 self._usage.add(index, len(delta.token_ids), delta.finish)
                 if delta.finish is not None:
-                    self._raise_failure(delta.finish)
+                    if (failure := self._generator.failure(delta.finish)) is not None:
+                        raise failure
                     choices[index] = self._format.whole(index, texts[index], delta.finish)
         body = self._envelope(
             self._format.object_name,
@@ -131,7 +133,7 @@ class _Answer:
     async def streamed(self, options: StreamOptions) -> web.StreamResponse:
         config = self._request.app[CONFIG]
         events = EventStream(self._request, send_timeout_s=config.send_timeout_s)
-        async with open_streams(self._request.app[GENERATOR], self._prepared) as streams:
+        async with open_streams(self._generator, self._prepared) as streams:
             deltas = merged_deltas(streams, idle_s=config.sse_keep_alive_interval_s)
             async with aclosing(deltas):
                 with contextlib.suppress(ConnectionError):  # a client that leaves is a normal end
@@ -166,19 +168,20 @@ class _Answer:
             index, delta = item
             self._usage.add(index, len(delta.token_ids), delta.finish)
             choices: list[AnyChoice | None] = []
-            if index not in opened:
+            failure = None if delta.finish is None else self._generator.failure(delta.finish)
+            if index not in opened and (failure is None or delta.text):
                 # Not before the first token: load tools take this chunk for it.
                 opened.add(index)
                 choices.append(self._format.opening(index))
             if delta.text:
                 choices.append(self._format.text(index, delta.text))
-            if delta.finish is not None and delta.finish.reason != "error":
+            if delta.finish is not None and failure is None:
                 choices.append(self._format.finish(index, delta.finish))
             chunks = [self._chunk(choice, options) for choice in choices if choice is not None]
             if chunks:
                 await events.send(chunks)
-            if delta.finish is not None:
-                self._raise_failure(delta.finish)
+            if failure is not None:
+                raise failure
 
     def _chunk(self, choice: AnyChoice, options: StreamOptions) -> bytes:
         usage: UsageBody | UnsetType | None = UNSET
@@ -223,18 +226,6 @@ class _Answer:
             usage=usage,
             system_fingerprint=system_fingerprint,
         )
-
-    def _raise_failure(self, finish: TextFinish) -> None:
-        """Raise if the generation failed: by a fault in one step, or with the whole engine."""
-        if finish.reason != "error":
-            return
-        engine = self._request.app[ENGINE]
-        message = finish.error or "the engine failed"
-        if engine.failure is not None:
-            raise Unavailable(message, code="engine_dead")
-        if not engine.is_ready:
-            raise Unavailable(message, code="shutting_down", retry_after_s=5)
-        raise InternalError(message)
 
 
 class _UsageCount:

@@ -22,9 +22,11 @@ from gateway.openai.sampling import (
     num_choices,
     prepare_all,
     wire_finish,
+    wire_stop_reason,
     with_choice_seeds,
 )
 from gateway.openai.unsupported import CHAT_FIELDS, refuse_unsupported
+from gateway.tenants import tenant_of_key
 
 __all__ = ["chat_completions", "chat_messages"]
 
@@ -42,9 +44,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     messages = chat_messages(body.messages)
     n = num_choices(body, 1, config)
     generator = request.app[GENERATOR]
-    requests = generation_requests(body, [messages], max_tokens=_max_tokens(body))
+    requests = generation_requests(
+        body,
+        [messages],
+        max_tokens=_max_tokens(body),
+        tenant=tenant_of_key(request.headers.get("Authorization")),
+    )
     try:
-        [prepared] = await prepare_all(generator, requests)
+        [prepared] = await prepare_all(generator, requests, n=n)
     except InvalidRequest as exc:
         if exc.param == "max_tokens" and body.max_completion_tokens is not None:
             exc.param = "max_completion_tokens"  # as the client spells it
@@ -130,7 +137,7 @@ class ChatFormat:
             index=index,
             delta=ChatDelta(content=""),
             finish_reason=wire_finish(finish),
-            stop_reason=finish.stop_reason,
+            stop_reason=wire_stop_reason(finish),
             timing=finish.timing,
         )
 
@@ -139,6 +146,6 @@ class ChatFormat:
             index=index,
             message=GeneratedMessage(content=text),
             finish_reason=wire_finish(finish),
-            stop_reason=finish.stop_reason,
+            stop_reason=wire_stop_reason(finish),
             timing=finish.timing,
         )

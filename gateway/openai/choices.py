@@ -16,10 +16,10 @@ async def open_streams(
     """Start all or none; whatever ends the block aborts those that still run.
 
     Raises:
-        gateway.errors.GatewayError: as `TextGenerator.start`.
+        gateway.errors.GatewayError: as `TextGenerator.start_all`.
     """
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(generator.start(p)) for p in prepared]
+        yield [await stack.enter_async_context(s) for s in generator.start_all(prepared)]
 
 
 async def merged_deltas(

@@ -14,10 +14,12 @@ from gateway.openai.sampling import (
     num_choices,
     prepare_all,
     wire_finish,
+    wire_stop_reason,
     with_choice_seeds,
 )
 from gateway.openai.unsupported import COMPLETION_FIELDS, refuse_unsupported
 from gateway.prompts import Prompt
+from gateway.tenants import tenant_of_key
 
 __all__ = ["completions"]
 
@@ -32,8 +34,13 @@ async def completions(request: web.Request) -> web.StreamResponse:
     prompts = _prompts(body.prompt)
     n = num_choices(body, len(prompts), config)
     generator = request.app[GENERATOR]
-    requests = generation_requests(body, prompts, max_tokens=body.max_tokens)
-    prepared = await prepare_all(generator, requests)
+    requests = generation_requests(
+        body,
+        prompts,
+        max_tokens=body.max_tokens,
+        tenant=tenant_of_key(request.headers.get("Authorization")),
+    )
+    prepared = await prepare_all(generator, requests, n=n)
     return await send_answer(
         request,
         [choice for p in prepared for choice in with_choice_seeds(p, n)],
@@ -93,6 +100,6 @@ class CompletionFormat:
             index=index,
             text=text,
             finish_reason=wire_finish(finish),
-            stop_reason=finish.stop_reason,
+            stop_reason=wire_stop_reason(finish),
             timing=finish.timing,
         )

@@ -56,6 +56,10 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    tenant: str | None = None
+    priority: int | None = None
+    queue_timeout: float | None = None
+    deadline: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -13,6 +13,7 @@ from gateway.generation import (
 )
 from gateway.openai.protocol import SamplingBody, WireFinish
 from gateway.prompts import Prompt
+from gateway.tenants import tenant_of
 
 __all__ = [
     "check_model",
@@ -20,6 +21,7 @@ __all__ = [
     "num_choices",
     "prepare_all",
     "wire_finish",
+    "wire_stop_reason",
     "with_choice_seeds",
 ]
 
@@ -56,9 +58,23 @@ def num_choices(body: SamplingBody, num_prompts: int, config: GatewayConfig) -> 
 
 
 def generation_requests(
-    body: SamplingBody, prompts: Sequence[Prompt], *, max_tokens: int | None
+    body: SamplingBody,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int | None,
+    tenant: str,
 ) -> list[GenerationRequest]:
-    """Return one request per prompt; what is null takes its default."""
+    """Return one request per prompt; what is null takes its default.
+
+    Args:
+        body: the fields.
+        prompts: the prompts, taken from the body.
+        max_tokens: the field of this endpoint.
+        tenant: who is asking, unless the body names another.
+
+    Raises:
+        InvalidRequest: stream_options without a stream, or a tenant that cannot be one.
+    """
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -76,14 +92,22 @@ def generation_requests(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt,
+        tenant=tenant_of(body.tenant, default=tenant),
+        priority=body.priority or 0,
+        queue_timeout_s=body.queue_timeout,
+        deadline_s=body.deadline,
     )
     return [dataclasses.replace(template, prompt=prompt) for prompt in prompts]
 
 
 async def prepare_all(
-    generator: TextGenerator, requests: Sequence[GenerationRequest]
+    generator: TextGenerator, requests: Sequence[GenerationRequest], *, n: int
 ) -> list[PreparedGeneration]:
-    """Prepare one after the other: a request with many prompts does not crowd out others."""
+    """Prepare one after the other: a request with many prompts does not crowd out others.
+
+    Nothing is tokenized if there is no room for n choices of each.
+    """
+    generator.check_capacity(n * len(requests))
     return [await generator.prepare(request) for request in requests]
 
 
@@ -103,4 +127,9 @@ def with_choice_seeds(prepared: PreparedGeneration, n: int) -> list[PreparedGene
 
 def wire_finish(finish: TextFinish) -> WireFinish:
     """Return the finish_reason of a generation that did not fail."""
-    return "length" if finish.reason == "length" else "stop"
+    return "length" if finish.reason in ("length", "deadline") else "stop"
+
+
+def wire_stop_reason(finish: TextFinish) -> str | int | None:
+    """Return what tells an end by deadline, a "length" for OpenAI's clients, from the others."""
+    return "deadline" if finish.reason == "deadline" else finish.stop_reason

@@ -24,7 +24,6 @@ _COMMON: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "logit_bias": ({},),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),

@@ -20,7 +20,7 @@ TIMING = Timing(
     itl_p50_s=0.01,
     itl_p99_s=0.011,
     itl_max_s=0.011,
-    preemptions=0,
+    num_preemptions=0,
 )
 
 

@@ -32,7 +32,7 @@ def test_the_times_of_an_answer_of_one_token_know_no_time_between_tokens():
         itl_p50_s=None,
         itl_p99_s=None,
         itl_max_s=None,
-        preemptions=0,
+        num_preemptions=0,
     )
 
 

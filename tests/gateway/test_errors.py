@@ -1,6 +1,7 @@
 import pytest
 
 from gateway.errors import (
+    DeadlineExceeded,
     Forbidden,
     GatewayError,
     InternalError,
@@ -43,6 +44,7 @@ def test_the_wire_form_has_exactly_the_four_keys_of_openai():
         (PayloadTooLarge("x"), 413),
         (UnsupportedMediaType("x"), 415),
         (Overloaded("x", retry_after_s=1), 429),
+        (DeadlineExceeded(), 429),
         (InternalError(), 500),
         (Unavailable("x"), 503),
     ],
@@ -57,6 +59,10 @@ def test_retry_after_is_a_whole_number_of_at_least_one_second():
     assert Unavailable("x").headers() == {}
 
 
+def test_clients_are_told_not_to_repeat_what_would_come_too_late():
+    assert DeadlineExceeded().headers() == {"x-should-retry": "false"}
+
+
 def test_an_unknown_model_is_named_in_part():
     error = ModelNotFound("m" * 1000)
     assert (error.param, error.code) == ("model", "model_not_found")
@@ -67,7 +73,8 @@ def test_an_unknown_model_is_named_in_part():
     ("exc", "status", "param", "code"),
     [
         (InvalidRequestError("x", field="top_p", code="c"), 400, "top_p", "c"),
-        (QueueFullError("x", retry_after_s=7), 429, None, "overloaded"),
+        (QueueFullError("x", retry_after_s=7), 429, None, "queued_requests"),
+        (QueueFullError("x", retry_after_s=7, reason="queue_timeout"), 429, None, "queue_timeout"),
         (EngineStoppingError("x"), 503, None, "shutting_down"),
         (EngineDeadError("x"), 503, None, "engine_dead"),
         (RuntimeError("secret"), 500, None, "internal_error"),

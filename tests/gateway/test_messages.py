@@ -99,25 +99,29 @@ def test_an_error_takes_its_fields_from_the_gateway_error():
     assert alone.retry_after_s is UNSET
 
 
+def gateway_request(request):
+    return generation_request(request, tenant="")
+
+
 def test_absent_and_null_options_take_the_gateway_default():
-    empty = generation_request(StartRequest(prompt="x"))
+    empty = gateway_request(StartRequest(prompt="x"))
     assert empty == GenerationRequest(prompt="x")
     null = StartRequest(prompt="x", temperature=None, top_k=None, stop=None, ignore_eos=None)
-    assert generation_request(null) == empty
+    assert gateway_request(null) == empty
 
 
 def test_zero_is_not_taken_for_absent():
-    request = generation_request(StartRequest(prompt="x", temperature=0.0, max_tokens=0))
+    request = gateway_request(StartRequest(prompt="x", temperature=0.0, max_tokens=0))
     assert request.temperature == 0
     assert request.max_tokens == 0
 
 
 def test_prompts_become_tuples_and_a_stop_string_a_tuple_of_one():
-    assert generation_request(StartRequest(prompt=[1, 2])).prompt == (1, 2)
-    assert generation_request(StartRequest(prompt="x", stop="END")).stop == ("END",)
+    assert gateway_request(StartRequest(prompt=[1, 2])).prompt == (1, 2)
+    assert gateway_request(StartRequest(prompt="x", stop="END")).stop == ("END",)
     frame = {"messages": [{"role": "user", "content": "Hi"}]}
     start = JSON.decode(orjson.dumps({"type": "start", "id": "a", "request": frame}))
-    assert generation_request(start.request).prompt == (ChatMessage(role="user", content="Hi"),)
+    assert gateway_request(start.request).prompt == (ChatMessage(role="user", content="Hi"),)
 
 
 @pytest.mark.parametrize(
@@ -126,5 +130,23 @@ def test_prompts_become_tuples_and_a_stop_string_a_tuple_of_one():
 )
 def test_exactly_one_kind_of_prompt_is_required(request_fields, param):
     with pytest.raises(GatewayError) as error:
-        generation_request(StartRequest(**request_fields))
+        gateway_request(StartRequest(**request_fields))
     assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_scheduling_fields_are_taken_over():
+    wire = StartRequest(prompt="x", priority=-3, queue_timeout=1.5, deadline=60.0)
+    request = gateway_request(wire)
+    assert (request.priority, request.queue_timeout_s, request.deadline_s) == (-3, 1.5, 60)
+
+
+def test_the_tenant_is_the_connections_unless_the_request_names_one():
+    assert generation_request(StartRequest(prompt="x"), tenant="key").tenant == "key"
+    named = StartRequest(prompt="x", tenant="alice")
+    assert generation_request(named, tenant="key").tenant == "alice"
+
+
+def test_a_tenant_without_a_name_is_refused():
+    with pytest.raises(GatewayError) as error:
+        gateway_request(StartRequest(prompt="x", tenant=""))
+    assert (error.value.status, error.value.param) == (400, "tenant")

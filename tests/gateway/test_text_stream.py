@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from fakes import EOS, STEP_S, FakeEngine, fake_answer
 from gateway.generation import GenerationRequest
 from generating import counted, finished, generate, joined
+from jaxengine.outputs import FinishReason as EngineFinish
 
 
 async def test_an_answer_is_the_text_of_its_tokens(make_generator):
@@ -214,6 +215,45 @@ async def test_an_abort_by_the_engine_is_an_error_for_the_client(make_generator)
         delta = await anext(stream)
     assert delta.finish.reason == "error"
     assert "stopped" in delta.finish.error
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [(EngineFinish.DEADLINE, "deadline"), (EngineFinish.QUEUE_TIMEOUT, "queue_timeout")],
+)
+async def test_a_request_that_its_time_ended_says_so_and_is_counted(make_generator, reason, name):
+    generator = make_generator()
+    generator.engine.hold()
+    async with generator.start(await generator.prepare(GenerationRequest(prompt="Hi!"))) as stream:
+        generator.engine.expire(reason)
+        [delta] = [delta async for delta in stream]
+    assert (delta.text, delta.finish.reason, delta.finish.stop_reason) == ("", name, None)
+    assert finished(generator, name) == 1
+
+
+async def test_at_the_deadline_held_back_text_is_sent(make_generator):
+    generator = make_generator()
+    generator.engine.hold()
+    prepared = await generator.prepare(GenerationRequest(prompt="Hi!", stop=("efX",)))
+    async with generator.start(prepared) as stream:
+        generator.engine.step(3)
+        generator.engine.expire(EngineFinish.DEADLINE)
+        deltas = [delta async for delta in stream]
+    assert joined(deltas[:-1], deltas[-1]) == "def"
+    assert deltas[-1].finish.reason == "deadline"
+
+
+async def test_a_stop_string_that_the_deadline_completes_is_a_stop(make_generator):
+    generator = make_generator()
+    generator.engine.script("x", "a🧎".encode()[:3])
+    generator.engine.hold()
+    prepared = await generator.prepare(GenerationRequest(prompt="x", stop=("\ufffd",)))
+    async with generator.start(prepared) as stream:
+        generator.engine.step(3)
+        generator.engine.expire(EngineFinish.DEADLINE)
+        deltas = [delta async for delta in stream]
+    assert joined(deltas[:-1], deltas[-1]) == "a"
+    assert (deltas[-1].finish.reason, deltas[-1].finish.stop_reason) == ("stop", "\ufffd")
 
 
 async def test_timing_tells_what_the_steps_took(make_generator):

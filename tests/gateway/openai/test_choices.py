@@ -50,7 +50,7 @@ async def test_when_one_cannot_start_none_runs(make_generator):
     with pytest.raises(Overloaded):
         async with open_streams(generator, requests):
             pass
-    assert generator.engine.num_active == 0
+    assert generator.engine.submitted == []
 
 
 async def test_leaving_early_aborts_all(make_generator):

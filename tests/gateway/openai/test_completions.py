@@ -102,6 +102,7 @@ async def test_every_optional_field_may_be_null(gateway):
         *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "cache_salt"),
         *("stream", "stream_options", "model", "logprobs", "echo", "suffix", "logit_bias"),
         *("presence_penalty", "frequency_penalty", "best_of", "user", "response_format"),
+        *("priority", "tenant", "queue_timeout", "deadline"),
     ]
     gateway.engine.script_all("ok")
     await complete(gateway, prompt="x", **dict.fromkeys(fields))
@@ -186,6 +187,18 @@ async def test_what_is_not_supported_is_refused_by_name(gateway, body, param):
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": "yes"}, "stream"),
         ({"model": 5}, "model"),
+        ({"priority": 2**31}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"tenant": ""}, "tenant"),
+        ({"tenant": "x" * 65}, "tenant"),
+        ({"tenant": "a\nb"}, "tenant"),
+        ({"tenant": 7}, "tenant"),
+        ({"queue_timeout": 0}, "queue_timeout"),
+        ({"queue_timeout": 86_401}, "queue_timeout"),
+        ({"queue_timeout": "soon"}, "queue_timeout"),
+        ({"deadline": -1}, "deadline"),
+        ({"deadline": True}, "deadline"),
     ],
 )
 async def test_bad_values_are_refused_by_name(gateway, body, param):
@@ -207,14 +220,54 @@ async def test_an_unknown_model_is_status_404(gateway):
     assert answer["error"]["code"] == "model_not_found"
 
 
-async def test_a_full_queue_is_status_429_and_starts_none_of_the_choices(start_gateway):
-    gateway = await start_gateway(FakeEngine(max_num_queued_requests=2))
-    gateway.engine.hold()
-    async with gateway.session.post(URL, json={"prompt": "x", "n": 3, "stream": True}) as response:
+class NoTokenizer(ByteTokenizer):
+    """Fails a test in which anything is tokenized."""
+
+    def encode(self, text, **options):
+        raise AssertionError("tokenized in vain")
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x", "n": 3}, {"prompt": ["x", "y", "z"]}])
+async def test_a_full_queue_is_status_429_tokenizes_nothing_and_starts_none(start_gateway, body):
+    gateway = await start_gateway(FakeEngine(max_num_queued_requests=2), tokenizer=NoTokenizer())
+    async with gateway.session.post(URL, json={**body, "stream": True}) as response:
         assert response.status == 429
         assert response.headers["Retry-After"] == "3"
-        assert (await response.json())["error"]["type"] == "rate_limit_error"
-    assert (gateway.engine.num_active, gateway.engine.num_aborts) == (0, 2)
+        error = (await response.json())["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "queued_requests")
+    assert gateway.engine.submitted == []
+
+
+@pytest.mark.parametrize("reason", ["queued_tokens", "queue_timeout"])
+async def test_a_refusal_by_the_backlog_names_its_reason(gateway, reason):
+    gateway.engine.refuse(reason, retry_after_s=0.2)
+    async with gateway.session.post(URL, json={"prompt": ["x", "y"]}) as response:
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "1"
+        assert (await response.json())["error"]["code"] == reason
+
+
+async def test_scheduling_fields_reach_the_engine(gateway):
+    fields = {"priority": -7, "tenant": "alice", "queue_timeout": 1.5, "deadline": 60}
+    await complete(gateway, prompt=["x", "y"], cache_salt="salt", **fields)
+    for request in gateway.engine.requests:
+        assert (request.tenant, request.priority, request.cache_salt) == ("alice", -7, "salt")
+        assert (request.queue_timeout_s, request.deadline_s) == (1.5, 60)
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant"),
+    [
+        ({"Authorization": "Bearer abc"}, "ba7816bf8f01cfea"),  # of its SHA-256
+        ({"Authorization": "Basic abc"}, ""),
+        ({}, ""),
+    ],
+)
+async def test_who_names_no_tenant_is_known_by_the_key(gateway, headers, tenant):
+    body = {"prompt": "x", "max_tokens": 1}
+    async with gateway.session.post(URL, json=body, headers=headers) as response:
+        assert response.status == 200
+    assert [request.tenant for request in gateway.engine.requests] == [tenant]
 
 
 async def test_a_dead_engine_is_status_503(gateway):

@@ -1,13 +1,23 @@
+import dataclasses
+
 import pytest
 
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.generation import GenerationRequest, PreparedGeneration
+from gateway.generation import (
+    GenerationRequest,
+    PreparedGeneration,
+    TextFinish,
+    Timing,
+    Usage,
+)
 from gateway.openai.protocol import SamplingBody, StreamOptions
 from gateway.openai.sampling import (
     check_model,
     generation_requests,
     num_choices,
+    wire_finish,
+    wire_stop_reason,
     with_choice_seeds,
 )
 from jaxengine.sampling_params import SamplingParams
@@ -36,13 +46,13 @@ def test_choices_beyond_the_limits_are_refused(n, num_prompts, param):
 
 
 def test_nulls_take_the_defaults_of_a_generation_request():
-    [request] = generation_requests(SamplingBody(), ["x"], max_tokens=None)
+    [request] = generation_requests(SamplingBody(), ["x"], max_tokens=None, tenant="")
     assert request == GenerationRequest(prompt="x")
 
 
 def test_fields_are_taken_over():
     body = SamplingBody(temperature=0, top_k=-1, top_p=0.5, stop="x", seed=0, ignore_eos=True)
-    [request] = generation_requests(body, ["x"], max_tokens=3)
+    [request] = generation_requests(body, ["x"], max_tokens=3, tenant="")
     assert (request.temperature, request.top_k, request.top_p) == (0, 0, 0.5)
     assert (request.stop, request.seed, request.max_tokens) == (("x",), 0, 3)
     assert request.ignore_eos
@@ -50,7 +60,37 @@ def test_fields_are_taken_over():
 
 def test_stream_options_need_a_stream():
     with pytest.raises(InvalidRequest, match="stream"):
-        generation_requests(SamplingBody(stream_options=StreamOptions()), ["x"], max_tokens=1)
+        generation_requests(
+            SamplingBody(stream_options=StreamOptions()), ["x"], max_tokens=1, tenant=""
+        )
+
+
+def test_scheduling_fields_are_taken_over():
+    body = SamplingBody(priority=-3, queue_timeout=1.5, deadline=60.0, cache_salt="salt")
+    for request in generation_requests(body, ["x", "y"], max_tokens=1, tenant="key"):
+        assert (request.priority, request.queue_timeout_s, request.deadline_s) == (-3, 1.5, 60)
+        assert (request.tenant, request.cache_salt) == ("key", "salt")
+
+
+def test_a_named_tenant_wins_over_the_key():
+    [request] = generation_requests(SamplingBody(tenant="a"), ["x"], max_tokens=1, tenant="key")
+    assert request.tenant == "a"
+
+
+def test_an_end_by_deadline_is_a_length_with_its_own_stop_reason():
+    ends = [finish("length"), finish("deadline"), finish("stop", stop_reason="END")]
+    assert [wire_finish(end) for end in ends] == ["length", "length", "stop"]
+    assert [wire_stop_reason(end) for end in ends] == [None, "deadline", "END"]
+
+
+def finish(reason, stop_reason=None):
+    times = dict.fromkeys(field.name for field in dataclasses.fields(Timing))
+    return TextFinish(
+        reason=reason,
+        stop_reason=stop_reason,
+        usage=Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=0),
+        timing=Timing(**times),
+    )
 
 
 def prepared(seed):
