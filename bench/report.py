@@ -1,6 +1,6 @@
 """Summaries as a table for people and as JSON for later comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,20 @@ from rich.table import Table
 from bench.stream import RequestRecord
 from bench.summary import Distribution, LoadSummary
 
-__all__ = ["make_notes", "make_table", "print_summaries", "record_row", "write_json"]
+__all__ = [
+    "make_notes",
+    "make_table",
+    "milliseconds",
+    "open_console",
+    "print_rows",
+    "print_summaries",
+    "record_row",
+    "write_json",
+]
 
 # Above this share of a core, the client may be what was measured.
 BUSY_CLIENT_SHARE = 0.8
+FILE_WIDTH = 180
 
 
 def milliseconds(distribution: Distribution | None, *names: str) -> str:
@@ -88,6 +98,24 @@ def print_summaries(console: Console, summaries: Sequence[LoadSummary]) -> None:
     for summary in summaries:
         for note in make_notes(summary):
             console.print(note, markup=False, highlight=False)
+
+
+def open_console() -> Console:
+    """For results: where the output is no terminal, wide enough for every table of ours."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
+
+
+def print_rows(
+    console: Console, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = ""
+) -> None:
+    """A table whose first column is words and whose others are figures."""
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if position else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def record_row(record: RequestRecord) -> dict[str, Any]:

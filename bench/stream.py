@@ -52,6 +52,7 @@ class RequestRecord:
         first_tokens: how many the first token-bearing read brought.
         method: how tokens were counted; None before the first.
         output_tokens: by the final usage where the server sends it, else as counted.
+        retry_after: header of a refusal, as it came.
         error, error_detail: kind and text of what went wrong; None if nothing did.
     """
 
@@ -69,6 +70,7 @@ class RequestRecord:
     cached_tokens: int | None = None
     output_tokens: int = 0
     finish_reason: str | None = None
+    retry_after: str | None = None
     error: str | None = None
     error_detail: str | None = None
 

@@ -84,7 +84,10 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadLevel:
-    """One load: a closed loop has a concurrency, an open one a rate of arrivals per second."""
+    """One load: a closed loop has a concurrency, an open one a rate of arrivals per second.
+
+    With neither, all requests arrive at once.
+    """
 
     concurrency: int | None = None
     request_rate: float | None = None
@@ -95,6 +98,8 @@ class LoadLevel:
         """For a table."""
         if self.request_rate is not None:
             return f"{self.request_rate:g} req/s"
+        if self.concurrency is None:
+            return "burst"
         return f"{self.concurrency} streams"
 
 
@@ -184,7 +189,7 @@ def summarize(
     level: LoadLevel,
     records: Sequence[RequestRecord],
     *,
-    output_len: int,
+    output_len: int | None,
     client_cpu_s: float,
     goodput: Goodput | None = None,
 ) -> LoadSummary:
@@ -193,7 +198,7 @@ def summarize(
     Args:
         level: the load.
         records: one per request, warm-up excluded; at least one.
-        output_len: tokens that each request asked for.
+        output_len: tokens that each request asked for; None if they differ and the sender checks.
         client_cpu_s: CPU time that the client used meanwhile.
         goodput: demands to count good requests by.
     """
@@ -215,7 +220,7 @@ def summarize(
         prompt_tokens=prompt_tokens,
         cached_tokens=total(record.cached_tokens for record in good),
         output_tokens=output_tokens,
-        short_outputs=sum(record.output_tokens != output_len for record in good),
+        short_outputs=sum(output_len not in (None, record.output_tokens) for record in good),
         output_tokens_per_s=output_tokens / duration_s,
         total_tokens_per_s=(
             None if prompt_tokens is None else (prompt_tokens + output_tokens) / duration_s

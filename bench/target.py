@@ -1,6 +1,6 @@
 """The server under test: its address, the body of a request, and one request sent to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ __all__ = [
     "Target",
     "describe_server",
     "find_model",
+    "get_text",
     "make_body",
     "open_session",
     "send",
@@ -60,8 +61,10 @@ def api_root(url: str) -> URL:
     return root if root.path.endswith("/v1") else root / "v1"
 
 
-def make_body(target: Target, prompt: Prompt, output_len: int) -> bytes:
-    """The JSON body that asks for `output_len` tokens after `prompt`."""
+def make_body(
+    target: Target, prompt: Prompt, output_len: int, extra: Mapping[str, Any] | None = None
+) -> bytes:
+    """The JSON body that asks for `output_len` tokens after `prompt`, with fields besides."""
     body: dict[str, Any] = {
         "model": target.model,
         "max_tokens": output_len,
@@ -77,6 +80,7 @@ def make_body(target: Target, prompt: Prompt, output_len: int) -> bytes:
         body["ignore_eos"] = True
     if target.continuous_usage:
         body["stream_options"]["continuous_usage_stats"] = True
+    body.update(extra or {})
     return orjson.dumps(body)
 
 
@@ -123,13 +127,28 @@ async def describe_server(session: aiohttp.ClientSession, url: str) -> dict[str,
 async def get_json(session: aiohttp.ClientSession, url: URL) -> object:
     """GET a JSON document."""
     try:
+        document: object = orjson.loads(await get_body(session, url))
+    except orjson.JSONDecodeError as error:
+        raise RequestFailed("bad answer", f"{url} does not answer with JSON") from error
+    return document
+
+
+async def get_text(session: aiohttp.ClientSession, url: str, path: str) -> str:
+    """GET a page that lies beside /v1, such as "metrics".
+
+    Raises:
+        RequestFailed: the server cannot be reached, or has no such page.
+    """
+    return (await get_body(session, api_root(url).parent / path)).decode()
+
+
+async def get_body(session: aiohttp.ClientSession, url: URL) -> bytes:
+    """GET whatever is there."""
+    try:
         async with session.get(url) as response:
             body = await response.read()
             check_status(response.status, body)
-            document: object = orjson.loads(body)
-            return document
-    except orjson.JSONDecodeError as error:
-        raise RequestFailed("bad answer", f"{url} does not answer with JSON") from error
+            return body
     except (aiohttp.ClientError, TimeoutError) as error:
         raise failure_of(error) from error
 
@@ -146,6 +165,7 @@ async def send(
     try:
         async with session.post(target.request_url, data=body, headers=headers) as response:
             if response.status != 200:
+                record.retry_after = response.headers.get("Retry-After")
                 check_status(response.status, await response.read())
             await measure_stream(response.content.iter_any(), record, clock)
     except RequestFailed as error:

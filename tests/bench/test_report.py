@@ -6,7 +6,14 @@ import orjson
 import pytest
 from rich.console import Console
 
-from bench.report import make_notes, print_summaries, record_row, write_json
+from bench.report import (
+    make_notes,
+    open_console,
+    print_rows,
+    print_summaries,
+    record_row,
+    write_json,
+)
 from bench.stream import RequestRecord
 from bench.summary import Goodput, LoadLevel, LoadSummary, summarize
 
@@ -51,6 +58,19 @@ def test_the_table_has_a_row_for_each_load_with_its_figures():
     assert "125/125" in text  # TTFT
     assert "62.5/62.5" in text  # two tokens after 125 ms
     assert "1000/1000" in text
+
+
+def test_rows_have_their_headings_and_title():
+    console = Console(file=io.StringIO(), width=80)
+    print_rows(console, ["mode", "tok/s"], [["static", "12.5"]], title="Speed")
+    words = console.file.getvalue().split()
+    assert words[:3] == ["Speed", "mode", "tok/s"]
+    assert words[-2:] == ["static", "12.5"]
+
+
+def test_a_file_is_wide_enough_for_a_long_row(capsys: pytest.CaptureFixture[str]):
+    print_rows(open_console(), ["a"] * 12, [["123456789"] * 12])
+    assert "123456789 " * 3 in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_clean_run_needs_no_note():

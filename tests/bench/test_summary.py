@@ -97,6 +97,13 @@ def test_answers_of_another_length_are_counted():
     assert summary.short_outputs == 1
 
 
+def test_answers_of_mixed_lengths_are_checked_by_who_sent_them():
+    records = [make_record(0), make_record(1, output_tokens=3)]
+    summary = summarize(LoadLevel(), records, output_len=None, client_cpu_s=0)
+    assert summary.short_outputs == 0
+    assert summary.level.name == "burst"
+
+
 def test_totals_are_unknown_when_the_server_does_not_tell():
     records = [make_record(0), make_record(1, prompt_tokens=None)]
     summary = summarize(LoadLevel(concurrency=1), records, output_len=5, client_cpu_s=0)

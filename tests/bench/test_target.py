@@ -7,7 +7,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
 from bench.stream import RequestFailed, RequestRecord
-from bench.target import Target, describe_server, find_model, make_body, open_session, send
+from bench.target import (
+    Target,
+    describe_server,
+    find_model,
+    get_text,
+    make_body,
+    open_session,
+    send,
+)
 
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -59,6 +67,11 @@ def test_extensions_can_be_left_out_for_servers_that_refuse_them():
     assert body["stream_options"] == {"include_usage": True}
 
 
+def test_further_fields_go_into_the_body():
+    body = orjson.loads(make_body(Target(url="http://x", model="m"), [5], 7, {"tenant": "a"}))
+    assert (body["tenant"], body["max_tokens"]) == ("a", 7)
+
+
 @pytest.mark.parametrize("url", ["http://x:1", "http://x:1/", "http://x:1/v1", "http://x:1/v1/"])
 def test_the_url_may_end_in_v1_or_not(url: str):
     assert str(Target(url=url, model="m").request_url) == "http://x:1/v1/completions"
@@ -82,9 +95,12 @@ async def test_one_request_is_sent_and_its_stream_measured():
 
 async def test_a_refusal_is_named_by_its_status_and_keeps_its_message():
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "queue is full"}}, status=429)
+        return web.json_response(
+            {"error": {"message": "queue is full"}}, status=429, headers={"Retry-After": "7"}
+        )
 
     record = await send_to(answer)
+    assert record.retry_after == "7"
     assert record.error == "http 429"
     assert record.error_detail is not None
     assert "queue is full" in record.error_detail
@@ -166,6 +182,18 @@ async def test_an_answer_that_is_not_json_is_said_to_be_none():
     async with TestServer(app) as server, open_session(None, 5) as session:
         with pytest.raises(RequestFailed, match="does not answer with JSON"):
             await find_model(session, str(server.make_url("/")))
+
+
+async def test_a_page_beside_v1_is_read_as_text():
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="a 1\n")
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    async with TestServer(app) as server, open_session(None, 5) as session:
+        assert await get_text(session, str(server.make_url("/v1")), "metrics") == "a 1\n"
+        with pytest.raises(RequestFailed, match="http 404"):
+            await get_text(session, str(server.make_url("/")), "other")
 
 
 async def test_the_version_is_noted_where_there_is_one():

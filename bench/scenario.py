@@ -1,0 +1,125 @@
+"""Requests planned one by one, sent to one server, and what the server's engine did meanwhile."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from bench.load import run_closed_loop, run_open_loop
+from bench.scrape import EngineCounters, parse_counters
+from bench.stream import RequestRecord
+from bench.summary import LoadLevel, LoadSummary, summarize
+from bench.target import Target, get_text, make_body, send
+from bench.workload import Prompt, WorkloadConfig, make_prompt
+
+__all__ = ["PlannedRequest", "ScenarioRun", "Sender", "plan_prompts"]
+
+IDLE_POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRequest:
+    """One request, before it is sent.
+
+    Attributes:
+        arrival_s: in an open loop, seconds after the start.
+        tenant: on whose behalf; None says nothing.
+    """
+
+    prompt: Prompt
+    output_len: int
+    arrival_s: float = 0.0
+    tenant: str | None = None
+
+
+def plan_prompts(input_lens: Iterable[int], *, seed: int, first_index: int = 0) -> list[Prompt]:
+    """Prompts of these lengths. Another seed, or other indices, give others."""
+    return [
+        make_prompt(WorkloadConfig(input_len=input_len, seed=seed), first_index + offset)
+        for offset, input_len in enumerate(input_lens)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioRun:
+    """A scenario, carried out.
+
+    Attributes:
+        counters: what the engine counted from just before it to just after.
+    """
+
+    summary: LoadSummary
+    counters: EngineCounters
+    records: list[RequestRecord]
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time during which the engine had a step in flight."""
+        return self.counters.busy_s / self.summary.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Sends planned requests to one server.
+
+    Attributes:
+        model_info: what the server lists for its model.
+        clock: of the records.
+    """
+
+    session: aiohttp.ClientSession
+    target: Target
+    model_info: dict[str, object] = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
+
+    async def send(self, planned: PlannedRequest, record: RequestRecord) -> None:
+        """Send one request and fill its record; an answer of another length has failed."""
+        extra = {} if planned.tenant is None else {"tenant": planned.tenant}
+        body = make_body(self.target, planned.prompt, planned.output_len, extra)
+        await send(self.session, self.target, body, record, self.clock)
+        if record.error is None and record.output_tokens != planned.output_len:
+            record.error = "wrong length"
+            record.error_detail = (
+                f"{record.output_tokens} tokens instead of {planned.output_len} "
+                f"(finish_reason {record.finish_reason})"
+            )
+
+    async def send_all(
+        self, planned: Sequence[PlannedRequest], concurrency: int | None = None
+    ) -> list[RequestRecord]:
+        """Send every request, `concurrency` at a time or each when it is due.
+
+        A record's index is the position in `planned`.
+        """
+
+        async def send_one(record: RequestRecord) -> None:
+            await self.send(planned[record.index], record)
+
+        indices = range(len(planned))
+        if concurrency is not None:
+            return await run_closed_loop(send_one, indices, concurrency, clock=self.clock)
+        arrivals_s = [request.arrival_s for request in planned]
+        return await run_open_loop(send_one, indices, arrivals_s, clock=self.clock)
+
+    async def measure(self, planned: Sequence[PlannedRequest], level: LoadLevel) -> ScenarioRun:
+        """Send every request under a load, and read the engine's counters before and after."""
+        before = await self.read_counters()
+        cpu_start_s = time.process_time()
+        records = await self.send_all(planned, level.concurrency)
+        cpu_s = time.process_time() - cpu_start_s
+        counters = (await self.read_counters()).since(before)
+        summary = summarize(level, records, output_len=None, client_cpu_s=cpu_s)
+        return ScenarioRun(summary, counters, records)
+
+    async def read_counters(self) -> EngineCounters:
+        """The engine's counters now."""
+        return parse_counters(await get_text(self.session, self.target.url, "metrics"))
+
+    async def wait_until_idle(
+        self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """Wait until no request runs or waits, for instance after streams were left."""
+        while (await self.read_counters()).num_unfinished:
+            await sleep(IDLE_POLL_S)

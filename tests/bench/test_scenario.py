@@ -1,0 +1,79 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bench.scenario import PlannedRequest, Sender, plan_prompts
+from bench.stream import RequestRecord
+from bench.summary import LoadLevel
+from bench.target import Target, open_session
+from bench_server import FakeServe
+
+
+@pytest.fixture
+async def sender() -> AsyncIterator[Sender]:
+    with FakeServe().run(["headrace", "serve"], output=None) as server:
+        async with open_session(None, 30) as session:
+            yield Sender(session, Target(url=server.url, model="tiny"))
+
+
+def request(output_len: int = 2, **fields: object) -> PlannedRequest:
+    return PlannedRequest(prompt=[5, 6, 7], output_len=output_len, **fields)
+
+
+def test_prompts_have_their_lengths_and_repeat_with_seed_and_number():
+    prompts = plan_prompts([4, 9], seed=1)
+    assert [len(prompt) for prompt in prompts] == [4, 9]
+    assert plan_prompts([4, 9], seed=1) == prompts
+    assert plan_prompts([9], seed=1, first_index=1) == prompts[1:]
+    assert plan_prompts([4, 9], seed=2) != prompts
+
+
+async def test_a_plan_is_carried_out_and_the_counters_of_its_time_are_read(sender: Sender):
+    await sender.send_all([request()])  # counted before the measurement
+    run = await sender.measure([request(2), request(4)], LoadLevel(concurrency=2))
+    assert run.summary.output_tokens == 6
+    assert [record.index for record in run.records] == [0, 1]
+    assert run.counters.steps == 6
+    assert run.busy_share == pytest.approx(0.006 / run.summary.duration_s)
+    assert run.counters.wasted_shares() == {"finished_row": 0.25}
+
+
+async def test_an_open_loop_sends_each_request_when_it_is_due(sender: Sender):
+    run = await sender.measure(
+        [request(arrival_s=0.0), request(arrival_s=0.02)], LoadLevel(request_rate=50)
+    )
+    first, second = run.records
+    assert second.start_s - first.start_s == pytest.approx(0.02, abs=1e-9)
+
+
+async def test_a_tenant_is_named_only_when_there_is_one():
+    fake = FakeServe()
+    with fake.run(["headrace"], output=None) as server:
+        async with open_session(None, 30) as session:
+            sender = Sender(session, Target(url=server.url, model="tiny"))
+            await sender.send_all([request(tenant="a"), request()], concurrency=1)
+    assert [body.get("tenant") for _, body in fake.bodies] == ["a", None]
+
+
+async def test_an_answer_of_another_length_has_failed():
+    with FakeServe(max_output=3).run(["headrace"], output=None) as server:
+        async with open_session(None, 30) as session:
+            sender = Sender(session, Target(url=server.url, model="tiny"))
+            records = await sender.send_all([request(3), request(4)], concurrency=1)
+    assert [record.error for record in records] == [None, "wrong length"]
+    assert records[1].error_detail == "3 tokens instead of 4 (finish_reason length)"
+
+
+async def test_waiting_until_idle_asks_until_nothing_is_unfinished(sender: Sender):
+    async def poll(_: float) -> None:
+        await running
+
+    async def leave_late() -> None:
+        await sender.send(request(50), RequestRecord(index=0, start_s=0.0))
+
+    running = asyncio.create_task(leave_late())
+    await asyncio.sleep(0)
+    await sender.wait_until_idle(poll)
+    await running
+    assert (await sender.read_counters()).num_unfinished == 0
