@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from gateway import operations, pages
+from gateway import operations, pages, steps
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS, VERSION
 from gateway.config import GatewayConfig
 from gateway.connections import STREAM_CONNECTIONS, close_all
@@ -41,6 +41,7 @@ def build_app(config: GatewayConfig, generator: TextGenerator, metrics: Metrics)
     app[STREAM_CONNECTIONS] = set()
     operations.add_routes(app)
     pages.add_routes(app)
+    steps.add_routes(app)
     models.add_routes(app)
     tokenize.add_routes(app)
     app.router.add_post("/v1/completions", completions)
