@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from jaxengine.stats import EngineStats
-from jaxengine.step_log import StepRecord
+from jaxengine.step_log import StepRecord, StepShare
 from jaxengine.token_engine import TokenEngine
 
 __all__ = ["clock_body", "engine_status", "stats_body", "step_bodies"]
@@ -46,8 +46,17 @@ def _step_body(record: StepRecord, with_shares: bool) -> dict[str, object]:
     body["end_after_s"] = _rounded(record.end_s - record.scheduled_s)
     body["duration_s"] = _rounded(record.duration_s)
     if with_shares:
-        body["shares"] = record.shares  # orjson encodes dataclasses
+        body["shares"] = [_share_body(share) for share in record.shares]
     return body
+
+
+def _share_body(share: StepShare) -> dict[str, object]:
+    return {
+        "request_id": share.request_id,
+        "first_position": share.first_position,
+        "num_tokens": share.num_tokens,
+        "samples": share.samples,
+    }
 
 
 def _rounded(value: object) -> object:
