@@ -87,7 +87,11 @@ CLIENT_BUILDS = {
                 "stop_token_ids": (2,),
                 "include_stop_str_in_output": True,
                 "ignore_eos": True,
-                "cache_salt": "tenant-7",
+                "cache_salt": "project-7",
+                "tenant": "alice",
+                "priority": -1,
+                "queue_timeout": 2.5,
+                "deadline": 60.0,
                 "return_token_ids": True,
             },
             prompt="Once upon a time",
@@ -147,11 +151,30 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
             num_preemptions=0,
         ),
     ),
+    "done at the deadline": Done(
+        id="chat-4",
+        seq=3,
+        finish_reason="deadline",
+        stop_reason=None,
+        usage=UsageBody(prompt_tokens=31, completion_tokens=3, cached_tokens=0),
+        timing=TimingBody(
+            queue_s=0.5,
+            ttft_s=0.55,
+            prefill_s=0.05,
+            decode_s=0.04,
+            e2e_s=0.6,
+            itl_mean_s=0.02,
+            itl_p50_s=0.019,
+            itl_p99_s=0.021,
+            itl_max_s=0.021,
+            num_preemptions=1,
+        ),
+    ),
     "error that ends a stream": Error.of(
         InvalidRequest("temperature must be in [0, 100], got -1.0", param="temperature"), "chat-1"
     ),
     "error with a time to retry after": Error.of(
-        Overloaded("too many requests are waiting", retry_after_s=1.5), "chat-3"
+        Overloaded("too many requests wait", retry_after_s=1.5, code="queued_requests"), "chat-3"
     ),
     "error that belongs to no stream": Error.of(
         NotFound("no open stream has the id 'chat-9'", param="id", code="unknown_id"), None

@@ -61,6 +61,11 @@ def _shared_options[F: Callable[..., object]](command: F) -> F:
                 type=click.IntRange(-(2**63), 2**64 - 1),
                 help="The same seed gives the same answer.",
             ),
+            click.option("--priority", type=int, help="Lower goes first; default 0."),
+            click.option("--tenant", help="On whose behalf; tenants share the server fairly."),
+            click.option("--cache-salt", help="Share cached prompts with equal salts only."),
+            click.option("--queue-timeout", type=float, help="Seconds to wait for the start."),
+            click.option("--deadline", type=float, help="Seconds after which the answer ends."),
         )
     ):
         command = option(command)

@@ -10,7 +10,7 @@ HeadraceError
 │  ├─ ModelNotFound         404: the server does not serve this model
 │  ├─ Overloaded            429: too much work waits; try again after `retry_after_s`
 │  └─ Unavailable           503: the server starts, drains, or has failed
-├─ GenerationFailed         the server gave up after it had accepted the request
+├─ GenerationFailed         the server gave up after it had accepted the request; `code` says why
 ├─ GenerationTimeout        one of the client's own time limits passed
 └─ ProtocolError            the server sent what the protocol does not allow
 ```

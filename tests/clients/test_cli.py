@@ -104,12 +104,24 @@ async def test_options_reach_the_server():
     assert (params.temperature, params.top_p, params.seed, params.max_tokens) == (0, 0.5, 7, 3)
 
 
+async def test_options_of_scheduling_reach_the_server():
+    options = ["--priority", "-7", "--tenant", "alice", "--cache-salt", "salt"]
+    times = ["--queue-timeout", "1.5", "--deadline", "60"]
+    async with serve_streams() as gateway:
+        arguments = ["--url", gateway.base_url, *options, *times, "--max-tokens", "1"]
+        assert (await run("complete", *arguments, "x"))[0] == 0
+    [request] = gateway.engine.requests
+    assert (request.priority, request.tenant, request.cache_salt) == (-7, "alice", "salt")
+    assert (request.queue_timeout_s, request.deadline_s) == (1.5, 60)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
         ("--url", "here", "'here' does not look like http://127.0.0.1:8000"),
         ("--seed", "9" * 30, "is not in the range"),
         ("--temperature", "nan", "temperature must be finite, got nan"),
+        ("--deadline", "inf", "deadline must be finite, got inf"),
         ("--max-tokens", "9" * 30, "64-bit"),
     ],
 )
