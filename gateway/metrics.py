@@ -3,6 +3,7 @@
 Owns: a registry of its own, so that several gateways can live in one process.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -19,7 +20,7 @@ from prometheus_client.samples import Sample
 
 from gateway.config import METRICS_PREFIX
 from gateway.timing import Timing
-from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
+from jaxengine.stats import ITERATION_TOKEN_BUCKETS, STEP_TIME_BUCKETS, EngineStats
 
 __all__ = ["Metrics", "Outcome"]
 
@@ -32,6 +33,10 @@ LATENCY_BUCKETS = (
     *(30.0, 60.0, 120.0, 300.0, 600.0),
 )
 TOKEN_BUCKETS = tuple(m * 10**e for e in range(5) for m in (1, 2, 5))
+
+# What waiting requests wait for, as in jaxengine.step_log.StepRecord, so that each has its series
+# from the start.
+WAITING_REASONS = ("seqs", "kv_cache", "tokens", "batch", "preemption")
 
 # Our names, and vLLM's where the meaning is the same.
 VLLM_NAMES = {
@@ -187,6 +192,10 @@ class _EngineCollector(Collector):
         stats = self._stats()
         yield self._gauge("num_requests_running", "Requests that run.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        yield self._waiting_by_reason(stats)
+        yield self._gauge(
+            "num_waiting_tokens", "Tokens that waiting requests need.", stats.num_waiting_tokens
+        )
         yield self._gauge(
             "kv_cache_usage_ratio", "Share of KV blocks in use, 0 to 1.", stats.kv_cache_usage
         )
@@ -206,13 +215,40 @@ class _EngineCollector(Collector):
         yield self._counter(
             "preemptions", "Times a request lost its blocks.", stats.num_preemptions
         )
+        yield self._counter("requests_received", "Requests taken over.", stats.num_received)
+        yield self._counter("requests_admitted", "Requests that have started.", stats.num_admitted)
+        yield self._counter(
+            "prompt_tokens_received", "Tokens of their prompts.", stats.tokens_received
+        )
+        yield self._counter(
+            "prompt_tokens_admitted", "Tokens of the prompts that started.", stats.tokens_admitted
+        )
         yield self._counter("prompt_tokens", "Prompt tokens.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Sampled tokens.", stats.generation_tokens)
         yield self._counter("engine_steps", "Passes of the engine.", stats.num_steps)
         yield self._counter("engine_busy_seconds", "Time with a step in flight.", stats.step_busy_s)
-        yield self._counter("padded_tokens", "Tokens computed as padding.", stats.padded_tokens)
         yield self._counter("step_failures", "Steps that raised.", stats.num_step_failures)
-        yield self._iteration_tokens(stats)
+        yield self._wasted_slots(stats)
+        yield self._histogram(
+            "iteration_tokens",
+            "Tokens scheduled per step.",
+            zip((*ITERATION_TOKEN_BUCKETS, math.inf), stats.iteration_tokens, strict=True),
+            stats.iteration_tokens_sum,
+        )
+        yield self._histogram(
+            "step_time_seconds",
+            "Time of a step on the device.",
+            zip((*STEP_TIME_BUCKETS, math.inf), stats.step_times, strict=True),
+            stats.step_time_sum_s,
+        )
+        yield self._counter(
+            "step_predictions", "Steps whose time was predicted.", stats.num_predicted_steps
+        )
+        yield self._counter(
+            "step_prediction_error_seconds",
+            "Sum of the absolute errors of those predictions.",
+            stats.step_prediction_error_s,
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{METRICS_PREFIX}_{name}", text, labels=self._names)
@@ -224,17 +260,46 @@ class _EngineCollector(Collector):
         family.add_metric(self._values, value)
         return family
 
-    def _iteration_tokens(self, stats: EngineStats) -> Metric:
-        family = HistogramMetricFamily(
-            f"{METRICS_PREFIX}_iteration_tokens", "Tokens scheduled per step.", labels=self._names
+    def _waiting_by_reason(self, stats: EngineStats) -> Metric:
+        """All that wait, once each: the preempted, and the others by what the first waits for."""
+        family = GaugeMetricFamily(
+            f"{METRICS_PREFIX}_num_requests_waiting_by_reason",
+            "Requests that wait, by what for.",
+            labels=[*self._names, "reason"],
         )
-        bounds = [str(float(bound)) for bound in ITERATION_TOKEN_BUCKETS] + ["+Inf"]
-        total = 0
+        counts = dict.fromkeys((*WAITING_REASONS, "arrival"), 0)
+        reason = stats.waiting_for or "arrival"  # no step has looked at them yet
+        counts[reason] = stats.num_waiting - stats.num_preempted
+        counts["preempted"] = stats.num_preempted
+        for reason, count in counts.items():
+            family.add_metric([*self._values, reason], count)
+        return family
+
+    def _wasted_slots(self, stats: EngineStats) -> Metric:
+        family = CounterMetricFamily(
+            f"{METRICS_PREFIX}_wasted_slots",
+            "Token slots computed for nothing, by cause.",
+            labels=[*self._names, "cause"],
+        )
+        for cause, count in (
+            ("bucket", stats.padded_tokens),
+            ("prompt_padding", stats.wasted_prompt_slots),
+            ("finished_row", stats.wasted_row_slots),
+        ):
+            family.add_metric([*self._values, cause], count)
+        return family
+
+    def _histogram(
+        self, name: str, text: str, counts: Iterable[tuple[float, int]], total: float
+    ) -> Metric:
+        """Return a histogram of steps from the count in each bucket, by its upper bound."""
+        family = HistogramMetricFamily(f"{METRICS_PREFIX}_{name}", text, labels=self._names)
+        cumulative = 0
         buckets = []
-        for bound, count in zip(bounds, stats.iteration_tokens, strict=True):
-            total += count
-            buckets.append((bound, total))
-        family.add_metric(self._values, buckets, sum_value=stats.iteration_tokens_sum)
+        for bound, count in counts:
+            cumulative += count
+            buckets.append(("+Inf" if bound == math.inf else str(float(bound)), cumulative))
+        family.add_metric(self._values, buckets, sum_value=total)
         return family
 
 

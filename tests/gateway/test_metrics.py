@@ -1,3 +1,4 @@
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
@@ -31,8 +32,23 @@ STATS = EngineStats(
     num_waiting=3,
     num_blocks=10,
     num_free_blocks=4,
+    num_preempted=1,
+    num_waiting_tokens=70,
+    waiting_for="kv_cache",
+    num_received=12,
+    tokens_received=120,
+    num_admitted=9,
+    tokens_admitted=90,
     num_preemptions=5,
     compiles_after_ready=0,
+    num_steps=7,
+    step_times=(1, 0, 2, *[0] * 16, 3, 1),
+    step_time_sum_s=9.5,
+    num_predicted_steps=6,
+    step_prediction_error_s=0.25,
+    padded_tokens=30,
+    wasted_prompt_slots=20,
+    wasted_row_slots=10,
     iteration_tokens=(1, 2, *[0] * 13, 4),
     iteration_tokens_sum=99,
 )
@@ -113,6 +129,63 @@ def test_tokens_per_step_are_a_cumulative_histogram():
     assert value(metrics, f"{name}_bucket", le="16384.0") == 3
     assert value(metrics, f"{name}_bucket", le="+Inf") == 7
     assert (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum")) == (7, 99)
+
+
+def test_step_times_are_a_cumulative_histogram_in_seconds():
+    metrics = observed()
+    name = "headrace_step_time_seconds"
+    assert value(metrics, f"{name}_bucket", le="0.001") == 1
+    assert value(metrics, f"{name}_bucket", le="0.002") == 1
+    assert value(metrics, f"{name}_bucket", le="0.003") == 3
+    assert value(metrics, f"{name}_bucket", le="5.0") == 6
+    assert value(metrics, f"{name}_bucket", le="+Inf") == 7
+    assert (value(metrics, f"{name}_count"), value(metrics, f"{name}_sum")) == (7, 9.5)
+
+
+def test_predictions_of_step_times_are_judged():
+    metrics = observed()
+    assert value(metrics, "headrace_step_predictions_total") == 6
+    assert value(metrics, "headrace_step_prediction_error_seconds_total") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("cause", "count"), [("bucket", 30), ("prompt_padding", 20), ("finished_row", 10)]
+)
+def test_wasted_slots_have_a_cause(cause, count):
+    assert value(observed(), "headrace_wasted_slots_total", cause=cause) == count
+
+
+def waiting(metrics):
+    name = "headrace_num_requests_waiting_by_reason"
+    return {s.labels["reason"]: s.value for s in samples(metrics) if s.name == name}
+
+
+def test_all_that_wait_wait_for_something():
+    metrics = observed()
+    assert waiting(metrics) == {
+        "seqs": 0,
+        "kv_cache": 2,
+        "tokens": 0,
+        "batch": 0,
+        "preemption": 0,
+        "arrival": 0,
+        "preempted": 1,
+    }
+    assert value(metrics, "headrace_num_waiting_tokens") == 70
+
+
+def test_requests_that_no_step_has_looked_at_have_just_arrived():
+    metrics = Metrics("m")
+    metrics.watch_engine(lambda: EngineStats(num_waiting=4))
+    assert {reason for reason, count in waiting(metrics).items() if count} == {"arrival"}
+
+
+def test_what_came_and_what_has_started_are_counted():
+    metrics = observed()
+    assert value(metrics, "headrace_requests_received_total") == 12
+    assert value(metrics, "headrace_requests_admitted_total") == 9
+    assert value(metrics, "headrace_prompt_tokens_received_total") == 120
+    assert value(metrics, "headrace_prompt_tokens_admitted_total") == 90
 
 
 def test_a_request_without_a_token_has_no_time_to_first_token():
