@@ -9,28 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from jaxengine.admission import Admission
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import (
     EngineDeadError,
     EngineStoppingError,
     InvalidRequestError,
-    QueueFullError,
 )
 from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
-from jaxengine.step_log import StepLog
+from jaxengine.step_log import StepLog, StepRecord
 from jaxengine.token_engine import EngineLimits, TokenRequest
 
 __all__ = ["AsyncEngine"]
 
 logger = logging.getLogger(__name__)
-
-# What a refused caller is told. A prediction from the backlog may replace it.
-RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,14 @@ class _Stop:
 
 
 _Message = Request | _Abort | _Stop
+
+
+class _News(NamedTuple):
+    """What a step brought."""
+
+    outputs: list[RequestOutput]
+    records: list[StepRecord]
+    stats: EngineStats
 
 
 class AsyncEngine:
@@ -64,6 +70,7 @@ class AsyncEngine:
         self._streams: dict[str, OutputStream] = {}
         self._steps = StepLog(core.config.num_step_records)
         self._stats = core.stats()
+        self._admission = Admission(core.config, self._stats)
         self._accepting = False
         self._failure: str | None = None
         self._idle = asyncio.Event()
@@ -102,13 +109,12 @@ class AsyncEngine:
             raise EngineStoppingError("the engine is shutting down")
         for request in requests:
             self._check(request.prompt_token_ids, request.params)
-        most = self._limits.max_num_seqs + self._limits.max_num_queued_requests
-        if len(self._streams) + len(requests) > most:
-            raise QueueFullError(
-                f"{len(self._streams)} requests are running or waiting, {most} are allowed",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        self._admission.check(requests)
         return [self._accept(request) for request in requests]
+
+    def check_capacity(self, num_requests: int, *, tenant: str = "") -> None:
+        """Refuse before the work of tokenizing; see TokenEngine.check_capacity."""
+        self._admission.check_count(num_requests, tenant)
 
     def _accept(self, request: TokenRequest) -> OutputStream:
         params = request.params
@@ -121,11 +127,12 @@ class AsyncEngine:
             cache_salt=request.cache_salt,
             tenant=request.tenant,
             priority=request.priority,
-            queue_timeout_s=request.queue_timeout_s,
+            queue_timeout_s=self._admission.queue_timeout_s(request),
             deadline_s=request.deadline_s,
         )
         stream = OutputStream(accepted.request_id, self._abort)
         self._streams[accepted.request_id] = stream
+        self._admission.accept(accepted.request_id, request)
         self._idle.clear()
         self._inbox.put(accepted)
         return stream
@@ -165,6 +172,7 @@ class AsyncEngine:
 
     def _abort(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None:
+            self._admission.end(request_id)
             self._inbox.put(_Abort(request_id))
             self._note_idle()
 
@@ -173,20 +181,24 @@ class AsyncEngine:
             self._idle.set()
 
     # On the event loop.
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
+    def _deliver(self, news: _News) -> None:
+        self._steps.extend(news.records)
+        self._admission.note(news.stats, time.monotonic())
+        for output in news.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # its reader left
             stream.put(output)
             if output.finished:
                 del self._streams[output.request_id]
+                self._admission.end(output.request_id)
         self._note_idle()
 
     def _deliver_failure(self, failure: str) -> None:
         """End every stream by an error: the thread is dead."""
         self._failure = failure
         for request_id, stream in self._streams.items():
+            self._admission.end(request_id)
             stream.put(
                 RequestOutput(
                     request_id=request_id,
@@ -208,8 +220,9 @@ class AsyncEngine:
                 if running and self._core.has_work:
                     outputs += self._core.step()
                 self._stats = self._core.stats()
-                if outputs:
-                    self._call(self._deliver, outputs)
+                records = self._core.take_records()
+                if outputs or records:
+                    self._call(self._deliver, _News(outputs, records, self._stats))
         except Exception as error:
             logger.critical("the engine is dead", exc_info=error)
             self._stats = self._core.stats()
@@ -222,13 +235,13 @@ class AsyncEngine:
             Outputs of requests that ended, and whether to go on.
         """
         outputs: list[RequestOutput] = []
-        wait = not self._core.has_work
+        wait_s = self._core.seconds_until_work()
         while True:
             try:
-                message = self._inbox.get(block=wait)
+                message = self._inbox.get(block=wait_s != 0, timeout=wait_s)
             except queue.Empty:
                 return outputs, True
-            wait = False
+            wait_s = 0
             match message:
                 case Request():
                     self._core.add(message)

@@ -109,7 +109,7 @@ class EngineConfig:
             raise ValueError(f"block_size must be 8, 16, 32, 64 or 128, got {self.block_size}")
         if not 0 <= self.watermark < math.inf:
             raise ValueError(f"watermark must not be negative, got {self.watermark}")
-        if self.watermark_blocks >= max(self.num_blocks - 1, 1):
+        if 1 <= self.watermark >= self.num_blocks - 1:
             raise ValueError(
                 f"watermark ({self.watermark}) leaves none of {self.num_blocks - 1} blocks"
             )

@@ -19,8 +19,12 @@ from jaxengine.errors import EngineDeadError
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import RequestOutput
 from jaxengine.request import Request
-from jaxengine.scheduler import Scheduler, SchedulerOutput
-from jaxengine.stats import ITERATION_TOKEN_BUCKETS, EngineStats
+from jaxengine.scheduler import Scheduler
+from jaxengine.scheduler_output import SchedulerOutput
+from jaxengine.stats import EngineStats
+from jaxengine.step_log import StepRecord
+from jaxengine.step_meter import LaunchedStep, StepMeter
+from jaxengine.step_time import StepTimeModel
 
 __all__ = ["EngineCore", "ModelRunner", "StepHandle"]
 
@@ -36,8 +40,8 @@ class StepHandle(Protocol):
     """A step in flight."""
 
     @property
-    def num_padded_tokens(self) -> int:
-        """Tokens computed only to fill the bucket."""
+    def num_slots(self) -> int:
+        """Token slots that the device computes: the tokens of the step, and what fills up."""
         ...
 
     def result(self) -> Sequence[int]:
@@ -65,16 +69,20 @@ class ModelRunner(Protocol):
 
 @dataclass(slots=True)
 class _Step:
-    """A scheduled step; `handle` is None until it is launched."""
+    """A scheduled step; `handle` and `launched` are None until it is launched."""
 
     output: SchedulerOutput
     handle: StepHandle | None = None
+    launched: LaunchedStep | None = None
 
 
 class EngineCore:
     """Scheduler and model runner, stepped by their owner.
 
     Every request added gets exactly one last output, also when steps fail.
+
+    Args:
+        step_times: predicts step times, and is taught by those that are measured.
     """
 
     def __init__(
@@ -83,26 +91,29 @@ class EngineCore:
         runner: ModelRunner,
         *,
         eos_token_ids: tuple[int, ...],
+        step_times: StepTimeModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._runner = runner
+        self._step_times = step_times
         self._clock = clock
         self._kv = KVCacheManager(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._scheduler = Scheduler(config, self._kv, eos_token_ids=eos_token_ids)
+        self._scheduler = Scheduler(
+            config, self._kv, eos_token_ids=eos_token_ids, step_times=step_times
+        )
         self._in_flight: deque[_Step] = deque()  # oldest first; not taken in yet
         self._failures_in_a_row = 0
         self._busy_since_s = 0.0
-        self._num_steps = 0
-        self._num_step_failures = 0
         self._step_busy_s = 0.0
-        self._iteration_tokens = [0] * (len(ITERATION_TOKEN_BUCKETS) + 1)
-        self._iteration_tokens_sum = 0
-        self._padded_tokens = 0
+        self._num_step_failures = 0
+        self._meter = StepMeter()
+        self._records: list[StepRecord] = []
+        self._waiting_for = ""
 
     @property
     def config(self) -> EngineConfig:
@@ -112,6 +123,19 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether stepping makes progress."""
         return self._scheduler.has_requests or bool(self._in_flight)
+
+    def seconds_until_work(self) -> float | None:
+        """Return how long stepping has nothing to do unless something is added; None: for ever."""
+        if self._in_flight:
+            return 0.0
+        now_s = self._clock()
+        event_s = self._scheduler.next_event_s(now_s)
+        return None if event_s is None else max(0.0, event_s - now_s)
+
+    def take_records(self) -> list[StepRecord]:
+        """Return the records of the steps that ended since the last call."""
+        records, self._records = self._records, []
+        return records
 
     def add(self, request: Request) -> None:
         self._scheduler.add(request)
@@ -136,9 +160,10 @@ class EngineCore:
         Raises:
             EngineDeadError: too many steps failed in a row.
         """
-        outputs: list[RequestOutput] = []
+        now_s = self._clock()
+        outputs = self._scheduler.expire(now_s)
         try:
-            launched = self._launch()
+            launched = self._launch(now_s)
             stay_in_flight = 1 if launched and self._config.overlap else 0
             while len(self._in_flight) > stay_in_flight:
                 outputs += self._take_in(self._in_flight[0])
@@ -153,52 +178,79 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of all counters and gauges."""
+        scheduler, kv, meter = self._scheduler, self._kv, self._meter
         return EngineStats(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_blocks=self._kv.num_blocks,
-            num_free_blocks=self._kv.num_free_blocks,
-            num_cached_blocks=self._kv.num_cached_blocks,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preempted=scheduler.num_preempted,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            waiting_for=self._waiting_for if scheduler.num_waiting else "",
+            num_received=scheduler.num_received,
+            tokens_received=scheduler.tokens_received,
+            num_admitted=scheduler.num_admitted,
+            tokens_admitted=scheduler.tokens_admitted,
+            num_blocks=kv.num_blocks,
+            num_free_blocks=kv.num_free_blocks,
+            num_cached_blocks=kv.num_cached_blocks,
             block_size=self._config.block_size,
-            prefix_queries=self._kv.prefix_queries,
-            prefix_hits=self._kv.prefix_hits,
-            prompt_tokens=self._scheduler.prompt_tokens,
-            generation_tokens=self._scheduler.generation_tokens,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_steps=self._num_steps,
+            prefix_queries=kv.prefix_queries,
+            prefix_hits=kv.prefix_hits,
+            prompt_tokens=scheduler.tokens_admitted,
+            generation_tokens=scheduler.generation_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=meter.num_steps,
+            step_times=tuple(meter.step_times),
+            step_time_sum_s=meter.step_time_sum_s,
+            num_predicted_steps=meter.num_predicted_steps,
+            step_prediction_error_s=meter.step_prediction_error_s,
             step_busy_s=self._step_busy_s,
-            iteration_tokens=tuple(self._iteration_tokens),
-            iteration_tokens_sum=self._iteration_tokens_sum,
-            padded_tokens=self._padded_tokens,
+            iteration_tokens=tuple(meter.iteration_tokens),
+            iteration_tokens_sum=meter.iteration_tokens_sum,
+            padded_tokens=meter.padded_tokens,
+            wasted_prompt_slots=meter.wasted_prompt_slots,
+            wasted_row_slots=meter.wasted_row_slots,
             compiles_after_ready=self._runner.compiles_after_ready,
             num_step_failures=self._num_step_failures,
         )
 
-    def _launch(self) -> bool:
+    def _launch(self, now_s: float) -> bool:
         """Schedule a step and start it on the device. Returns False if there was nothing to do."""
-        now_s = self._clock()
         output = self._scheduler.schedule(now_s)
-        if not output.scheduled:
+        self._waiting_for = output.waiting_for
+        if output.is_empty:
             return False
         if not self._in_flight:
             self._busy_since_s = now_s
         step = _Step(output)
         self._in_flight.append(step)  # before the launch, so that a failing one is charged
         step.handle = self._runner.execute(output)
-        self._num_steps += 1
-        self._iteration_tokens_sum += output.num_tokens
-        self._padded_tokens += step.handle.num_padded_tokens
-        bucket = sum(output.num_tokens > bound for bound in ITERATION_TOKEN_BUCKETS)
-        self._iteration_tokens[bucket] += 1
+        num_free, num_cached = self._kv.num_free_blocks, self._kv.num_cached_blocks
+        step.launched = LaunchedStep(
+            output=output,
+            scheduled_s=now_s,
+            launched_s=self._clock(),
+            predicted_s=None if self._step_times is None else self._step_times.predict(output.work),
+            num_slots=step.handle.num_slots,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_used_blocks=self._kv.num_blocks - num_free,
+            num_cached_blocks=num_cached,
+            num_free_blocks=num_free - num_cached,
+        )
         return True
 
     def _take_in(self, step: _Step) -> list[RequestOutput]:
         """Wait for the tokens of a step and hand them to their requests."""
         assert step.handle is not None, "a step that failed to launch was not recovered from"
+        assert step.launched is not None
         sampled = step.handle.result()
         now_s = self._clock()
         self._count_busy(now_s)
         self._failures_in_a_row = 0
+        record = self._meter.finish(step.launched, now_s)
+        self._records.append(record)
+        if self._step_times is not None:
+            self._step_times.observe(step.output.work, record.duration_s)
         return self._scheduler.update(step.output, sampled, now_s)
 
     def _recover(self, error: Exception) -> list[RequestOutput]:

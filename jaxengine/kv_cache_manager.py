@@ -14,10 +14,10 @@ __all__ = ["KVCacheManager"]
 class KVCacheManager:
     """Policy over the block pool; owns the block tables. The scheduler never sees a block.
 
-    Tokens of a request and their blocks, at the time of `allocate`:
+    Tokens of a request and their blocks:
 
-        | cached (match_prefix) | computed | num_new_tokens | room up to the block's end |
-        |<-------------- blocks in the table -------------->|
+        | cached (match_prefix) | computed | scheduled now | reserved |
+        |<-------------------- blocks in the table ------------------>|
 
     A block enters the prefix cache once all its tokens are known and scheduled. Steps run on the
     device in order, so whoever hits the block later reads what this request wrote.
@@ -80,24 +80,39 @@ class KVCacheManager:
         self.prefix_queries += num_queried
         self.prefix_hits += num_hit
 
-    def allocate(self, request: Request, num_new_tokens: int) -> bool:
-        """Make room for the next `num_new_tokens` tokens after the computed ones.
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Make sure that the blocks of a request hold its first `num_tokens` tokens.
 
         Returns:
             False if too few blocks are free; then nothing has changed.
         """
-        end = request.num_computed_tokens + num_new_tokens
-        needed = self.blocks_needed(request, end)
+        needed = self.blocks_needed(request, num_tokens)
         if needed > self._pool.num_free:
             return False
         table = self._tables.setdefault(request.request_id, [])
-        table += self._pool.allocate(needed)
-        if self._enable_prefix_caching:
-            self._remember_full_blocks(request, min(end, len(request.token_ids)))
+        if needed:
+            table += self._pool.allocate(needed)
+        request.num_slots = len(table) * self._block_size
         return True
+
+    def remember(self, request: Request, end: int) -> None:
+        """Put blocks into the prefix cache that are full once tokens up to `end` are computed.
+
+        Call it before the computed tokens are counted. Only tokens known on the host count.
+        """
+        if self._enable_prefix_caching:
+            # The last computed token may have been pending when its block was scheduled.
+            first = max(0, request.num_computed_tokens - 1) // self._block_size
+            last = min(end, len(request.token_ids)) // self._block_size
+            if first < last:
+                table = self._tables[request.request_id]
+                for index in range(first, last):
+                    tokens = self._block_tokens(request, index)
+                    self._pool.remember(table[index], self._hash(request, index), tokens)
 
     def free(self, request: Request) -> None:
         """Take all blocks back. Tails become free first, so beginnings stay cached longest."""
+        request.num_slots = 0
         table = self._tables.pop(request.request_id, [])
         self._pool.release(reversed(table))
 
@@ -109,15 +124,6 @@ class KVCacheManager:
         """Raise AssertionError unless every block is accounted for exactly once."""
         self._pool.check_integrity(self._tables.values())
 
-    def _remember_full_blocks(self, request: Request, num_tokens: int) -> None:
-        table = self._tables[request.request_id]
-        # The last computed token may have been pending when its block was scheduled.
-        first = max(0, request.num_computed_tokens - 1) // self._block_size
-        for index in range(first, num_tokens // self._block_size):
-            self._pool.remember(
-                table[index], self._hash(request, index), self._block_tokens(request, index)
-            )
-
     def _block_tokens(self, request: Request, index: int) -> tuple[int, ...]:
         start = index * self._block_size
         return tuple(request.token_ids[start : start + self._block_size])
@@ -125,17 +131,20 @@ class KVCacheManager:
     def _hash(self, request: Request, index: int) -> BlockHash:
         """Return the hash of a full block: SHA-256 over the parent's hash and the tokens.
 
-        The first parent is the salt, so that tenants with different salts never share a block.
+        The first parent names the tenant and its salt, so that no tenant can find out by the
+        time of an answer what another one has asked.
         """
         hashes = request.block_hashes
         while len(hashes) <= index:
-            parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
+            parent = hashes[-1] if hashes else _salt_hash(request.tenant, request.cache_salt)
             tokens = array("q", self._block_tokens(request, len(hashes)))
             hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
         return hashes[index]
 
 
-def _salt_hash(salt: str | None) -> BlockHash:
-    # A different first byte keeps "no salt" apart from the empty salt.
+def _salt_hash(tenant: str, salt: str | None) -> BlockHash:
+    # The tenant's hash has a fixed length, so that no tenant and salt look like another two;
+    # a different first byte keeps "no salt" apart from the empty salt.
     text = b"\x00" if salt is None else b"\x01" + salt.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(text).digest()
+    owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(owner + text).digest()

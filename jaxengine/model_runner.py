@@ -17,7 +17,7 @@ from jaxengine.kv_cache import DeviceState, new_device_state
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.sampling import sample
-from jaxengine.scheduler import SchedulerOutput
+from jaxengine.scheduler_output import SchedulerOutput
 
 __all__ = ["JaxModelRunner"]
 
@@ -41,13 +41,19 @@ class JaxModelRunner:
             spare_row=config.max_num_seqs,
             eos_token_ids=model.eos_token_ids,
         )
-        self._programs: dict[Bucket, Callable[..., tuple[DeviceState, Array]]] = {}
+        self._programs: dict[Bucket, jax.stages.Compiled] = {}
         self._guard = CompileGuard()
         self._state = new_device_state(model, config)
 
     @property
     def buckets(self) -> list[Bucket]:
         return [layout.bucket for layout in self._builder.layouts]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that the largest step takes besides weights and state, known after `warm_up`."""
+        analyses = [program.memory_analysis() for program in self._programs.values()]
+        return max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
 
     @property
     def compiles_after_ready(self) -> int:
@@ -110,7 +116,7 @@ class JaxModelRunner:
         """Launch a step without waiting for it."""
         layout, packed, sequences = self._builder.build(output)
         sampled = self._launch(layout, packed)
-        return _JaxStep(sampled, sequences, layout.bucket.num_tokens - output.num_tokens)
+        return _JaxStep(sampled, sequences, layout.bucket.num_tokens)
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
@@ -125,10 +131,10 @@ class JaxModelRunner:
 class _JaxStep:
     """A launched step whose tokens are on their way to the host."""
 
-    def __init__(self, sampled: Array, sequences: list[int], num_padded_tokens: int) -> None:
+    def __init__(self, sampled: Array, sequences: list[int], num_slots: int) -> None:
         self._sampled = sampled
         self._sequences = sequences
-        self.num_padded_tokens = num_padded_tokens
+        self.num_slots = num_slots
         sampled.copy_to_host_async()
 
     def result(self) -> Sequence[int]:

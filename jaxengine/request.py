@@ -1,9 +1,11 @@
 """One request inside the engine: its tokens, how far they are computed, and its history."""
 
+from collections.abc import Collection
 from enum import Enum, auto
 
-from jaxengine.outputs import FinishReason, RequestTiming
+from jaxengine.outputs import FinishReason, RequestOutput, RequestTiming
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.tenants import Tenant
 
 __all__ = ["Request", "RequestStatus"]
 
@@ -38,6 +40,12 @@ class Request:
             scheduled, 2 between scheduling a step and taking in the tokens of the one before.
         block_hashes: names of the contents of its first full blocks, as far as they were needed.
         row: place in the device state while running.
+        num_slots: tokens that its blocks can hold; kept by the KVCacheManager.
+        rank: place in the order of requests, lower first; fixed once the scheduler has it.
+        samples_at_random: whether its tokens are drawn, not just the most likely ones.
+        account: what its tenant's service is charged to; given by the scheduler.
+        num_waiting_tokens: tokens that it had to compute when it last began to wait.
+        num_charged_tokens: beginning of the sequence that has been charged, or came for free.
         num_cached_tokens: prompt tokens found in the prefix cache at the first admission.
     """
 
@@ -70,6 +78,12 @@ class Request:
         self.num_pending_tokens = 0
         self.block_hashes: list[bytes] = []
         self.row: int | None = None
+        self.num_slots = 0
+        self.rank = (0.0, 0)
+        self.samples_at_random = not params.is_greedy
+        self.account = Tenant(tenant, 1.0)
+        self.num_charged_tokens = 0
+        self.num_waiting_tokens = 0
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.num_cached_tokens = 0
@@ -97,6 +111,54 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+    def append(self, token_id: int, now_s: float) -> None:
+        """Take in the oldest pending token, which reached the host now."""
+        self.num_pending_tokens -= 1
+        self.token_ids.append(token_id)
+        if self.first_token_time_s is None:
+            self.first_token_time_s = now_s
+        self.last_token_time_s = now_s
+
+    def end_reached(
+        self, eos_token_ids: Collection[int], max_model_len: int
+    ) -> FinishReason | None:
+        """Return why the request ends with its last known token, or None if it goes on."""
+        params = self.params
+        # Only what is known counts: the next token may be in flight already.
+        num_tokens = len(self.token_ids)
+        num_output = num_tokens - self.num_prompt_tokens
+        if num_output >= params.min_tokens:
+            token_id = self.token_ids[-1]
+            if token_id in params.stop_token_ids or (
+                token_id in eos_token_ids and not params.ignore_eos
+            ):
+                return FinishReason.STOP
+        if num_output >= params.max_tokens or num_tokens >= max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def finish(self, reason: FinishReason) -> None:
+        self.status = RequestStatus.FINISHED
+        self.finish_reason = reason
+
+    def output(
+        self, now_s: float, new_token_ids: tuple[int, ...], *, error: str | None = None
+    ) -> RequestOutput:
+        """Return what is new; the last output, with the timing, once the request is finished."""
+        reason = self.finish_reason
+        return RequestOutput(
+            request_id=self.request_id,
+            new_token_ids=new_token_ids,
+            new_token_times_s=(now_s,) * len(new_token_ids),
+            queue_s=self.queue_s(now_s),
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            finish_reason=reason,
+            stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
+            error=error,
+            timing=None if reason is None else self.timing(now_s),
+        )
 
     def queue_s(self, now_s: float) -> float:
         """Return the time from arrival to the first step that scheduled it, or until `now_s`."""

@@ -4,62 +4,29 @@ Decided anew before every step, on the host, without the device. The rule is vLL
 prefill and no decode phase, each request's `num_computed_tokens` catches up with `num_tokens`
 under the budgets of the step. Chunked prefill, decode, prefix hits and recomputation after a
 preemption are all that one rule.
+
+Who goes first does not change by waiting, so nothing is ever sorted again: a request's rank is its
+arrival, put off by `priority_aging_s` for each step of priority. A request of low priority is
+overtaken only by those that come within a bounded time after it, and nothing starves. Between
+tenants, the one that has had the least service comes first (see `tenants`).
 """
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jaxengine.batching import ClosedBatch
 from jaxengine.config import EngineConfig
+from jaxengine.expiry import ExpiryQueue
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import FinishReason, RequestOutput
+from jaxengine.preemption import pick_displaced, pick_victim
 from jaxengine.request import Request, RequestStatus
+from jaxengine.scheduler_output import SchedulerOutput
+from jaxengine.step_draft import StepDraft
+from jaxengine.step_time import StepTimeModel
+from jaxengine.tenants import Tenant, TenantLedger
+from jaxengine.waiting_queue import WaitingQueue
 
-__all__ = ["ScheduledRequest", "Scheduler", "SchedulerOutput"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's share of a step.
-
-    Attributes:
-        first_position: position of its first token in this step.
-        num_new_tokens: tokens to compute.
-        row: place in the device state.
-        block_ids: its block table; a copy.
-        samples: the step reaches the request's last token, so a new one is sampled.
-        last_is_pending: the last token to compute is known to the device only.
-    """
-
-    request: Request
-    first_position: int
-    num_new_tokens: int
-    row: int
-    block_ids: tuple[int, ...]
-    samples: bool
-    last_is_pending: bool
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Tokens to compute that the host knows; one short if `last_is_pending`."""
-        end = self.first_position + self.num_new_tokens - self.last_is_pending
-        return self.request.token_ids[self.first_position : end]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """One step.
-
-    Attributes:
-        num_tokens: tokens to compute, over all requests.
-        num_preempted: requests that lost their blocks for it.
-        wasted_slots: token slots to compute besides that hold nothing, as a static batch does.
-    """
-
-    scheduled: tuple[ScheduledRequest, ...]
-    num_tokens: int
-    num_preempted: int
-    wasted_slots: int = 0
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -67,20 +34,38 @@ class Scheduler:
 
     Owns: all requests and, through the KVCacheManager, their blocks.
     Never: touches the device or reads a clock; times come in as arguments.
+
+    Args:
+        step_times: needed for `target_itl_s`.
     """
 
     def __init__(
-        self, config: EngineConfig, kv: KVCacheManager, *, eos_token_ids: Sequence[int]
+        self,
+        config: EngineConfig,
+        kv: KVCacheManager,
+        *,
+        eos_token_ids: Sequence[int],
+        step_times: StepTimeModel | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._step_times = step_times if config.target_itl_s is not None else None
+        self._batch = None if config.batching == "continuous" else ClosedBatch(config)
+        self._tenants = TenantLedger(config.tenant_weights)
         self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []  # in order of admission
-        self._waiting: deque[Request] = deque()  # preempted ones in front
+        self._running: dict[str, Request] = {}  # in order of admission
+        self._waiting = WaitingQueue()
+        self._expiry = ExpiryQueue()
         self._free_rows = list(range(config.max_num_seqs))
+        # A head that found too few blocks, and how many were free and requests known then.
+        self._blocked: tuple[Request, int, int] | None = None
+        self.num_received = 0
+        self.tokens_received = 0
+        self.num_admitted = 0
+        self.tokens_admitted = 0
+        self.num_preempted = 0  # among those that wait now
         self.num_preemptions = 0
-        self.prompt_tokens = 0
         self.generation_tokens = 0
 
     @property
@@ -92,49 +77,67 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that waiting requests have to compute, as far as is known."""
+        return self._waiting.num_tokens
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        """Queue a request behind all others."""
+        """Queue a request."""
+        config = self._config
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        self.num_received += 1
+        self.tokens_received += request.num_prompt_tokens
+        request.account = self._tenants.arrive(
+            request.tenant if config.scheduling_policy == "fair" else ""
+        )
+        if config.scheduling_policy == "fcfs":
+            request.priority = 0
+        put_off_s = request.priority * config.priority_aging_s
+        request.rank = (request.arrival_time_s + put_off_s, self.num_received)
+        self._waiting.push(request)
+        self._expiry.add(request)
+        if self._batch is not None:
+            self._batch.note_arrival(request.arrival_time_s)
+
+    def expire(self, now_s: float) -> list[RequestOutput]:
+        """End the requests whose time is up."""
+        return [
+            self._end(request, reason, now_s) for request, reason in self._expiry.pop_due(now_s)
+        ]
+
+    def next_event_s(self, now_s: float) -> float | None:
+        """Return when `expire` or `schedule` may next have something to do; None if never."""
+        if self._running:
+            return now_s
+        head = self._waiting.head()
+        if head is None:
+            return None
+        if self._batch is None:
+            return now_s
+        opens_at_s = self._batch.opens_at_s(len(self._waiting), head.arrival_time_s)
+        expires_s = self._expiry.next_s()
+        return opens_at_s if expires_s is None else min(opens_at_s, expires_s)
 
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Choose the requests of the next step and count their tokens as computed.
 
-        Running requests come first, in order of admission; then preempted and waiting ones join
-        while tokens, rows, and blocks above the watermark remain. When blocks run out, the
-        request admitted last gives way, and nobody joins in that step.
+        Running requests that decode come first, a token each, in order of admission. What is
+        left of the budgets goes to prompts: those begun, and waiting ones, which join while rows
+        and blocks above the watermark remain. When blocks run out, requests are preempted, and
+        nobody joins in that step.
         """
-        budget = self._config.scheduled_tokens_limit
-        scheduled: list[ScheduledRequest] = []
-        preempted_before = self.num_preemptions
-
-        for request in list(self._running):
-            if budget == 0:
-                break
-            if request.status is not RequestStatus.RUNNING or self._awaits_its_end(request):
-                continue
-            num_new = min(request.num_tokens - request.num_computed_tokens, budget)
-            if num_new and self._make_room(request, num_new):
-                scheduled.append(self._take(request, num_new))
-                budget -= num_new
-
-        num_preempted = self.num_preemptions - preempted_before
-        while self._waiting and budget > 0 and self._free_rows and num_preempted == 0:
-            request = self._waiting[0]
-            if not self._admit(request, now_s):
-                break
-            self._waiting.popleft()
-            num_new = min(request.num_tokens - request.num_computed_tokens, budget)
-            allocated = self._kv.allocate(request, num_new)
-            assert allocated, "admission checked that the whole request fits"
-            scheduled.append(self._take(request, num_new))
-            budget -= num_new
-
-        num_tokens = self._config.scheduled_tokens_limit - budget
-        return SchedulerOutput(tuple(scheduled), num_tokens, num_preempted)
+        draft = StepDraft(self._config.scheduled_tokens_limit)
+        preemptions_before = self.num_preemptions
+        if self._batch is not None and not self._running:
+            self._form_batch(draft, self._batch, now_s)
+        prompts = self._schedule_decodes(draft)
+        may_join = self._batch is None and self.num_preemptions == preemptions_before
+        self._schedule_prompts(draft, prompts, now_s, may_join=may_join)
+        return draft.output(num_preempted=self.num_preemptions - preemptions_before)
 
     def update(
         self, output: SchedulerOutput, sampled: Sequence[int], now_s: float
@@ -178,7 +181,7 @@ class Scheduler:
         ]
         for request in self._requests.values():
             request.num_pending_tokens = 0
-        for request in reversed(list(self._running)):
+        for request in list(self._running.values()):
             self._preempt(request)
         self._kv.reset_prefix_cache()
         return outputs
@@ -186,15 +189,104 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, rows and blocks are all accounted for."""
         self._kv.check_integrity()
-        rows = [request.row for request in self._running]
+        rows = [request.row for request in self._running.values()]
         assert sorted([*rows, *self._free_rows], key=lambda row: -1 if row is None else row) == (
             list(range(self._config.max_num_seqs))
         ), "a row is lost or held twice"
-        queued = {request.request_id for request in (*self._running, *self._waiting)}
+        waiting = list(self._waiting)
+        queued = {request.request_id for request in waiting} | set(self._running)
         assert queued == set(self._requests), "a request is in no queue"
-        assert len(queued) == len(self._running) + len(self._waiting), "a request is queued twice"
+        assert len(queued) == len(self._running) + len(waiting), "a request is queued twice"
+        assert len(waiting) == self.num_waiting, "waiting requests are counted wrongly"
+        assert sum(request.num_waiting_tokens for request in waiting) == self.num_waiting_tokens
+        preempted = sum(request.status is RequestStatus.PREEMPTED for request in waiting)
+        assert preempted == self.num_preempted, "preempted requests are counted wrongly"
         if not self._requests:
             assert self._kv.num_free_blocks == self._kv.num_blocks, "idle, but blocks are held"
+
+    # One step.
+
+    def _schedule_decodes(self, draft: StepDraft) -> list[Request]:
+        """Give a token to each running request that needs just one.
+
+        Returns:
+            Those that need more: prompts, and what a preemption lost.
+        """
+        running = list(self._running.values())
+        if self._batch is not None:
+            prompts = [r for r in running if r.num_tokens - r.num_computed_tokens > 1]
+            if prompts or self._batch.has_padding:
+                return prompts
+        prompts = []
+        for request in running:
+            num_tokens = request.num_tokens
+            num_new = num_tokens - request.num_computed_tokens
+            if num_new > 1:
+                prompts.append(request)
+            elif (
+                num_new == 1
+                and draft.budget > 0
+                and request.status is RequestStatus.RUNNING  # not preempted just now
+                and not self._awaits_its_end(request)
+                and (num_tokens <= request.num_slots or self._make_room(draft, request, num_tokens))
+            ):
+                self._take(draft, request, 1)
+        if self._batch is not None and draft.scheduled:
+            draft.add_ended_rows(self._batch.ended_rows(len(draft.scheduled)))
+        return [request for request in prompts if request.status is RequestStatus.RUNNING]
+
+    def _schedule_prompts(
+        self, draft: StepDraft, prompts: list[Request], now_s: float, *, may_join: bool
+    ) -> None:
+        """Give the rest of the budgets to prompts begun and, if they may join, to waiting ones."""
+        if self._batch is not None and self._running:
+            draft.add_padding(self._batch.take_padding(draft.budget))
+        while draft.budget > 0 and (prompts or may_join):
+            if not self._most_prompt_tokens(draft, 0, draft.budget):
+                draft.waiting_for = "tokens"
+                break
+            prompts = [r for r in prompts if r.status is RequestStatus.RUNNING]
+            partial = min(prompts, key=lambda r: (r.account.service, r.rank), default=None)
+            head = self._waiting.head() if may_join else None
+            if head is not None and (partial is None or _goes_first(head, partial)):
+                draft.waiting_for = self._admit(draft, head, now_s)
+                if draft.waiting_for:
+                    may_join = False
+                    continue
+                request = head
+            elif partial is not None:
+                request = partial
+                prompts.remove(request)  # once a step
+            else:
+                break
+            first, remaining = request.num_computed_tokens, request.num_tokens
+            most = self._most_prompt_tokens(draft, first, min(draft.budget, remaining - first))
+            self._take(draft, request, max(most, 1))
+        if not draft.waiting_for and self._waiting:
+            draft.waiting_for = "tokens" if self._batch is None else "batch"
+
+    def _most_prompt_tokens(self, draft: StepDraft, first_position: int, at_most: int) -> int:
+        """Return how many tokens of a prompt the step should take, from this position on."""
+        threshold = self._config.long_prefill_token_threshold
+        if threshold and len(self._requests) > 1:
+            at_most = min(at_most, threshold)
+        if self._step_times is None or self._config.target_itl_s is None or not draft.num_decodes:
+            return at_most
+        fitting = self._step_times.most_prefill_tokens(
+            self._config.target_itl_s,
+            draft.work,
+            first_position=first_position,
+            at_most=at_most,
+        )
+        # Prompts move on even if the decodes alone take all the time there is.
+        least = 0 if draft.has_prompts else min(self._config.block_size, at_most)
+        return max(fitting, least)
+
+    def _take(self, draft: StepDraft, request: Request, num_new_tokens: int) -> None:
+        """Put a request's next tokens into the step."""
+        first = request.num_computed_tokens
+        self._kv.remember(request, first + num_new_tokens)
+        draft.take(request, num_new_tokens, self._kv.block_ids(request))
 
     def _awaits_its_end(self, request: Request) -> bool:
         """Whether the pending token is certainly the last one."""
@@ -203,108 +295,131 @@ class Scheduler:
             or request.num_tokens >= self._config.max_model_len
         )
 
-    def _admit(self, request: Request, now_s: float) -> bool:
-        """Give a waiting request a row and its cached prefix, if all of it fits.
+    # Joining and leaving.
+
+    def _form_batch(self, draft: StepDraft, batch: ClosedBatch, now_s: float) -> None:
+        """Let waiting requests start together, if it is time."""
+        head = self._waiting.head()
+        if head is None or now_s < batch.opens_at_s(len(self._waiting), head.arrival_time_s):
+            return
+        while head is not None and not self._admit(draft, head, now_s):
+            head = self._waiting.head()
+        batch.begin(list(self._running.values()))
+
+    def _admit(self, draft: StepDraft, request: Request, now_s: float) -> str:
+        """Give the head of the queue a row, its cached prefix, and blocks, if all of it fits.
 
         The whole request must fit, not only its first chunk: half a prompt in the cache helps
         nobody. The watermark does not count when nothing runs, so that progress is certain.
+
+        Returns:
+            What it lacks, as in StepRecord.waiting_for; "" if it runs now.
         """
         if request.num_pending_tokens:
-            return False  # preempted with a token in flight, which arrives with the next update
+            return "preemption"  # it was in flight; its token arrives with the next update
+        if self._running and self._blocked == (
+            request,
+            self._kv.num_free_blocks,
+            self.num_received,
+        ):
+            return "kv_cache"  # as in the step before; matching the prefix again costs time
+        num_tokens = self._most_tokens(request) if self._batch is not None else request.num_tokens
         num_cached = self._kv.match_prefix(request)
-        needed = self._kv.blocks_needed(request, request.num_tokens)
-        spare = self._config.watermark_blocks if self._running else 0
-        if needed + spare > self._kv.num_free_blocks:
+        lacking = self._lacking_blocks(request, num_tokens)
+        if lacking > 0 or not self._free_rows:
+            self._displace(draft, request, lacking)
+            lacking = self._lacking_blocks(request, num_tokens)
+        if lacking > 0 or not self._free_rows:
             self._kv.free(request)
-            return False
+            if self._free_rows:
+                self._blocked = (request, self._kv.num_free_blocks, self.num_received)
+            return "kv_cache" if self._free_rows else "seqs"
+        reserved = self._kv.reserve(request, num_tokens)
+        assert reserved, "admission checked that the whole request fits"
+        self._start(request, num_cached, now_s)
+        return ""
+
+    def _start(self, request: Request, num_cached: int, now_s: float) -> None:
+        self._waiting.pop(request)
+        self._blocked = None
+        self._tenants.note_served(request.account)
+        self.num_preempted -= request.status is RequestStatus.PREEMPTED
         if request.first_scheduled_time_s is None:
             request.first_scheduled_time_s = now_s
             request.num_cached_tokens = num_cached
+            request.num_charged_tokens = num_cached
             self._kv.count_prefix_lookup(request.num_prompt_tokens, num_cached)
-            self.prompt_tokens += request.num_prompt_tokens
+            self.num_admitted += 1
+            self.tokens_admitted += request.num_prompt_tokens
         request.num_computed_tokens = num_cached
         request.status = RequestStatus.RUNNING
         request.row = self._free_rows.pop()
-        self._running.append(request)
-        return True
+        request.account.num_running += 1
+        self._running[request.request_id] = request
 
-    def _make_room(self, request: Request, num_new_tokens: int) -> bool:
-        """Allocate blocks, preempting from the end of the running list as long as needed."""
-        while not self._kv.allocate(request, num_new_tokens):
-            victim = self._running[-1]
+    def _lacking_blocks(self, request: Request, num_tokens: int) -> int:
+        """Return how many blocks are missing to admit a request; 0 or less if it fits."""
+        spare = self._config.watermark_blocks if self._running else 0
+        return self._kv.blocks_needed(request, num_tokens) + spare - self._kv.num_free_blocks
+
+    def _most_tokens(self, request: Request) -> int:
+        """Return how long the request can get."""
+        return min(
+            request.num_prompt_tokens + request.params.max_tokens, self._config.max_model_len
+        )
+
+    def _displace(self, draft: StepDraft, request: Request, lacking_blocks: int) -> None:
+        """Preempt running requests for a waiting one that should go first, if that helps."""
+        if self._config.scheduling_policy == "fcfs" or self._batch is not None or not self._running:
+            return
+        for victim in pick_displaced(
+            request,
+            self._running.values(),
+            fair_rows=self._fair_rows,
+            lacks_row=not self._free_rows,
+            lacking_slots=lacking_blocks * self._config.block_size,
+        ):
+            draft.drop(victim)
+            self._preempt(victim)
+
+    def _fair_rows(self, tenant: Tenant) -> float:
+        return self._tenants.share(tenant, self._config.max_num_seqs)
+
+    def _make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
+        """Reserve blocks for a running request, preempting others as long as needed."""
+        while not self._kv.reserve(request, num_tokens):
+            victim = pick_victim(self._running.values())
+            draft.drop(victim)
             self._preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _take(self, request: Request, num_new_tokens: int) -> ScheduledRequest:
-        first = request.num_computed_tokens
-        end = first + num_new_tokens
-        assert request.row is not None, f"{request} runs without a row"
-        item = ScheduledRequest(
-            request=request,
-            first_position=first,
-            num_new_tokens=num_new_tokens,
-            row=request.row,
-            block_ids=tuple(self._kv.block_ids(request)),
-            samples=end == request.num_tokens,
-            last_is_pending=end > len(request.token_ids),
-        )
-        request.num_computed_tokens = end
-        request.num_pending_tokens += item.samples
-        return item
-
     def _preempt(self, request: Request) -> None:
-        """Take a running request's blocks and row; it resumes before all waiting ones."""
+        """Take a running request's blocks and row; it waits again, at its rank."""
         self._leave_running(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.appendleft(request)
+        self.num_preempted += 1
+        self._waiting.push(request)
 
     def _leave_running(self, request: Request) -> None:
-        self._running.remove(request)
+        del self._running[request.request_id]
         self._kv.free(request)
+        request.account.num_running -= 1
         assert request.row is not None, f"{request} runs without a row"
         self._free_rows.append(request.row)
         request.row = None
 
     def _append(self, request: Request, token_id: int, now_s: float) -> RequestOutput:
-        request.num_pending_tokens -= 1
-        request.token_ids.append(token_id)
         self.generation_tokens += 1
-        if request.first_token_time_s is None:
-            request.first_token_time_s = now_s
-        request.last_token_time_s = now_s
-        reason, stop_token_id = self._finish_reason(request, token_id)
+        request.append(token_id, now_s)
+        reason = request.end_reached(self._eos_token_ids, self._config.max_model_len)
         if reason is None:
-            return RequestOutput(
-                request_id=request.request_id,
-                new_token_ids=(token_id,),
-                new_token_times_s=(now_s,),
-                queue_s=request.queue_s(now_s),
-                num_cached_tokens=request.num_cached_tokens,
-                num_preemptions=request.num_preemptions,
-            )
-        return self._end(
-            request, reason, now_s, new_token_ids=(token_id,), stop_token_id=stop_token_id
-        )
-
-    def _finish_reason(
-        self, request: Request, token_id: int
-    ) -> tuple[FinishReason | None, int | None]:
-        params = request.params
-        # Only what is known counts: the next token may be in flight already.
-        num_known = len(request.token_ids) - request.num_prompt_tokens
-        if num_known >= params.min_tokens and (
-            token_id in params.stop_token_ids
-            or (not params.ignore_eos and token_id in self._eos_token_ids)
-        ):
-            return FinishReason.STOP, token_id
-        if num_known >= params.max_tokens or len(request.token_ids) >= self._config.max_model_len:
-            return FinishReason.LENGTH, None
-        return None, None
+            return request.output(now_s, (token_id,))
+        return self._end(request, reason, now_s, new_token_ids=(token_id,))
 
     def _end(
         self,
@@ -313,26 +428,23 @@ class Scheduler:
         now_s: float,
         *,
         new_token_ids: tuple[int, ...] = (),
-        stop_token_id: int | None = None,
         error: str | None = None,
     ) -> RequestOutput:
         """End a request, whatever its status, and take back all that it holds."""
-        if request.status is RequestStatus.RUNNING:
+        status = request.status
+        if status is RequestStatus.RUNNING:
             self._leave_running(request)
-        else:
-            self._waiting.remove(request)
+        self._tenants.leave(request.account)
         del self._requests[request.request_id]
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        return RequestOutput(
-            request_id=request.request_id,
-            new_token_ids=new_token_ids,
-            new_token_times_s=(now_s,) * len(new_token_ids),
-            queue_s=request.queue_s(now_s),
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            error=error,
-            timing=request.timing(now_s),
-        )
+        request.finish(reason)
+        if status is not RequestStatus.RUNNING:
+            self._waiting.forget(request)
+            self.num_preempted -= status is RequestStatus.PREEMPTED
+        return request.output(now_s, new_token_ids, error=error)
+
+
+def _goes_first(head: Request, partial: Request) -> bool:
+    """Whether a waiting request should get tokens before one whose prompt is begun."""
+    if head.account is not partial.account:
+        return head.account.service < partial.account.service
+    return head.priority < partial.priority and head.rank < partial.rank

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 __all__ = ["StepLog", "StepRecord", "StepShare"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepShare:
+class StepShare(NamedTuple):
     """One request's part of a step.
 
     Attributes:

@@ -8,7 +8,7 @@ from jaxengine.config import EngineConfig
 from jaxengine.outputs import FinishReason
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
-from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
+from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
 __all__ = ["NOTHING_SAMPLED", "FakeModelRunner", "weighted_sum", "whole_answer"]
 
@@ -131,7 +131,9 @@ class FakeModelRunner:
         self._check_budgets(output)
         self.requests |= {item.request.request_id: item.request for item in output.scheduled}
         self._write(output.scheduled)
-        return _FakeStep(self, index, [self._compute(item) for item in output.scheduled])
+        num_slots = output.num_tokens + output.wasted_slots + self.num_padded_tokens
+        sampled = [self._compute(item) for item in output.scheduled]
+        return _FakeStep(self, index, num_slots, sampled)
 
     def reset(self) -> None:
         self.lost |= {name for index in self._in_flight for name, _ in self.steps[index]}
@@ -199,7 +201,7 @@ class FakeModelRunner:
     def _check_budgets(self, output: SchedulerOutput) -> None:
         config, items = self._config, output.scheduled
         rows = [item.row for item in items]
-        self._require(len(items) > 0, "nothing is scheduled")
+        self._require(not output.is_empty, "nothing is scheduled")
         self._require(len(items) <= config.max_num_seqs, "more sequences than allowed")
         self._require(len(set(rows)) == len(rows), f"a row is held twice: {rows}")
         self._require(all(0 <= row < config.max_num_seqs for row in rows), f"no such row: {rows}")
@@ -275,8 +277,10 @@ class FakeModelRunner:
 class _FakeStep:
     """A launched step."""
 
-    def __init__(self, runner: FakeModelRunner, index: int, sampled: list[int]) -> None:
-        self.num_padded_tokens = runner.num_padded_tokens
+    def __init__(
+        self, runner: FakeModelRunner, index: int, num_slots: int, sampled: list[int]
+    ) -> None:
+        self.num_slots = num_slots
         self._runner = runner
         self._index = index
         self._sampled = sampled

@@ -7,7 +7,8 @@ from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import RequestOutput
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
-from jaxengine.scheduler import Scheduler, SchedulerOutput
+from jaxengine.scheduler import Scheduler
+from jaxengine.scheduler_output import SchedulerOutput
 
 __all__ = ["SchedulerLoop", "shares"]
 

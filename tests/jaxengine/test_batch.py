@@ -8,7 +8,8 @@ from jaxengine.batch import BatchBuilder, BatchLayout, pick_token_ids
 from jaxengine.buckets import Bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
-from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
+from jaxengine.scheduler_output import ScheduledRequest
+from steps import step_of
 
 SPARE_ROW = 9
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
@@ -34,8 +35,7 @@ def item(token_ids, first, count, *, row=0, blocks=(1,), pending=False, prompt=N
 
 
 def build(*items, builder=None):
-    output = SchedulerOutput(tuple(items), sum(i.num_new_tokens for i in items), 0)
-    layout, packed, sequences = (builder or make_builder()).build(output)
+    layout, packed, sequences = (builder or make_builder()).build(step_of(*items))
     assert packed.dtype == np.int32
     return layout.bucket, layout.views(packed), sequences
 
@@ -131,13 +131,9 @@ SAMPLED = SamplingParams(max_tokens=9, temperature=0.8, top_k=40, top_p=0.9, min
 
 def test_sampling_parameters_travel_as_their_bits():
     layout, packed, _ = make_builder().build(
-        SchedulerOutput(
-            (
-                item([1, 2], 0, 2, params=SAMPLED, seed=0x89ABCDEF_01234567),
-                item([3], 0, 1, params=GREEDY, blocks=(2,)),
-            ),
-            3,
-            0,
+        step_of(
+            item([1, 2], 0, 2, params=SAMPLED, seed=0x89ABCDEF_01234567),
+            item([3], 0, 1, params=GREEDY, blocks=(2,)),
         )
     )
     use_compile_cache()

@@ -272,17 +272,18 @@ def test_busy_time_without_overlap_is_from_launch_to_tokens():
     loop = EngineLoop(PLAIN)
     loop.add("a", (1, 2, 3), max_tokens=3)
     loop.run()
-    # Three steps, each with one look at the clock at launch and the next when the tokens are here.
-    assert loop.stats.step_busy_s == 3.0
+    # Three steps, each with a look at the clock before it is scheduled, one when it is launched,
+    # and one when the tokens are here: two seconds from the first to the last.
+    assert loop.stats.step_busy_s == 6.0
 
 
 def test_busy_time_with_overlap_counts_no_second_twice():
     loop = EngineLoop(OVERLAPPED)
     loop.add("a", (1, 2, 3), max_tokens=3)
     loop.run()
-    # Launches at 1, 2, 4; tokens at 3, 5; at 6 there is nothing to launch; tokens at 7. In all,
-    # something was in flight from 1 to 7.
-    assert loop.stats.step_busy_s == 6.0
+    # Scheduled at 1, 3, 6 and launched a second later; tokens at 5, 8; at 9 there is nothing to
+    # launch; tokens at 10. In all, something was in flight from 1 to 10.
+    assert loop.stats.step_busy_s == 9.0
 
 
 def test_time_between_requests_is_not_busy():
@@ -292,7 +293,7 @@ def test_time_between_requests_is_not_busy():
         loop.run()
         loop.core.abort("nobody")  # looks at the clock
         loop.core.abort("nobody")
-    assert loop.stats.step_busy_s == 2.0
+    assert loop.stats.step_busy_s == 4.0
 
 
 def test_the_time_of_a_failed_step_is_busy_time():
@@ -300,7 +301,7 @@ def test_the_time_of_a_failed_step_is_busy_time():
     loop.runner.fail_result(0)
     loop.add("a", (1, 2, 3), max_tokens=1)
     loop.run()
-    assert loop.stats.step_busy_s == 1.0
+    assert loop.stats.step_busy_s == 2.0
 
 
 def test_steps_are_counted_by_their_tokens():

@@ -22,10 +22,12 @@ def make_request(name: str, prompt, *, salt: str | None = None) -> Request:
 
 
 def compute(kv: KVCacheManager, request: Request, num_tokens: int | None = None) -> None:
-    """Do as the scheduler does with a chunk: allocate, then count it as computed."""
+    """Do as the scheduler does with a chunk: reserve, remember, then count it as computed."""
     if num_tokens is None:
         num_tokens = request.num_tokens - request.num_computed_tokens
-    assert kv.allocate(request, num_tokens)
+    end = request.num_computed_tokens + num_tokens
+    assert kv.reserve(request, end)
+    kv.remember(request, end)
     request.num_computed_tokens += num_tokens
 
 
@@ -60,7 +62,7 @@ def test_too_few_free_blocks_change_nothing():
     first, second = make_request("a", range(16)), make_request("b", range(100, 116))
     compute(kv, first)
     compute(kv, second, 8)
-    assert not kv.allocate(second, 8)
+    assert not kv.reserve(second, 16)
     assert kv.block_ids(first) == [1, 2]
     assert kv.block_ids(second) == [3]
     assert kv.num_free_blocks == 0

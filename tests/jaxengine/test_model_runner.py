@@ -8,10 +8,12 @@ import pytest
 
 from engine_builder import ENGINE_CONFIG, random_decoder, warm_random_runner, warm_runner
 from jaxengine.batch import BatchLayout
+from jaxengine.buckets import Bucket
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
-from jaxengine.scheduler import ScheduledRequest, SchedulerOutput
+from jaxengine.scheduler_output import ScheduledRequest
+from steps import step_of
 
 GREEDY = SamplingParams(max_tokens=99, temperature=0)
 PROMPT = tuple(range(40, 60))
@@ -29,8 +31,7 @@ def item(token_ids, first, count, *, row=0, blocks=(1, 2, 3), pending=False):
 
 
 def execute(warm, *items):
-    output = SchedulerOutput(tuple(items), sum(i.num_new_tokens for i in items), 0)
-    return warm.runner.execute(output)
+    return warm.runner.execute(step_of(*items))
 
 
 def next_token(warm, *items):

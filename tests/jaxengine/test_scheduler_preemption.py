@@ -121,7 +121,7 @@ def test_a_resumed_request_finds_its_own_blocks_if_nobody_took_them():
     assert loop.step() == {"b": 1}
     assert b.num_cached_tokens == 0  # of the prompt, at its first admission
     assert (loop.kv.prefix_queries, loop.kv.prefix_hits) == (32, 0)
-    assert loop.scheduler.prompt_tokens == 32
+    assert loop.scheduler.tokens_admitted == 32
 
 
 def test_the_time_in_the_queue_ends_with_the_first_admission():

@@ -1,0 +1,71 @@
+"""Who loses its blocks and row for another request, to be computed anew later.
+
+Two occasions: a running request must grow and no block is free (`pick_victim`), and a waiting
+request should run rather than one that does (`pick_displaced`). The eldest of the running, by
+rank, never gives way: whoever is eldest runs to its end, and everyone becomes eldest in time, so
+nothing starves however small the cache.
+"""
+
+from collections.abc import Callable, Collection
+
+from jaxengine.request import Request
+from jaxengine.tenants import Tenant
+
+__all__ = ["pick_displaced", "pick_victim"]
+
+
+def pick_victim(running: Collection[Request]) -> Request:
+    """Return the request that gives way when blocks run out.
+
+    It is the last by rank of the tenant that has the most running requests for its weight; the
+    eldest of all only if nobody else is left.
+    """
+    eldest = min(running, key=lambda request: request.rank)
+    return max(
+        (request for request in running if request is not eldest),
+        key=lambda request: (request.account.num_running / request.account.weight, request.rank),
+        default=eldest,
+    )
+
+
+def pick_displaced(
+    waiting: Request,
+    running: Collection[Request],
+    *,
+    fair_rows: Callable[[Tenant], float],
+    lacks_row: bool,
+    lacking_slots: int,
+) -> list[Request]:
+    """Return the running requests that should make room for a waiting one, or none of them.
+
+    A request yields to one of its own tenant that has a better priority and a better rank (after
+    long enough, waiting makes up for priority), and to one of a tenant below its fair share of
+    rows while its own tenant has more than its share. Neither can be turned around afterwards, so
+    requests do not displace each other in circles.
+
+    Args:
+        waiting: the request that would start.
+        running: those that run; at least one.
+        fair_rows: the share of the rows that a tenant is due.
+        lacks_row: whether it needs a row.
+        lacking_slots: tokens that the blocks set free must hold.
+    """
+    eldest = min(running, key=lambda request: request.rank)
+    rows = {request.account: request.account.num_running for request in running}
+    own = waiting.account
+    is_below_share = rows.get(own, 0) + 1 <= max(1.0, fair_rows(own))
+    displaced: list[Request] = []
+    for request in sorted(running, key=lambda request: request.rank, reverse=True):
+        if not lacks_row and lacking_slots <= 0:
+            break
+        account = request.account
+        if account is own:
+            yields = waiting.priority < request.priority and waiting.rank < request.rank
+        else:
+            yields = is_below_share and rows[account] - 1 >= fair_rows(account)
+        if yields and request is not eldest:
+            displaced.append(request)
+            rows[account] -= 1
+            lacks_row = False
+            lacking_slots -= request.num_slots
+    return [] if lacks_row or lacking_slots > 0 else displaced

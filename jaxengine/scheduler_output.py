@@ -1,0 +1,69 @@
+"""A step as the scheduler decided it: who runs, and how many tokens each gets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxengine.request import Request
+from jaxengine.step_time import StepWork
+
+__all__ = ["ScheduledRequest", "SchedulerOutput"]
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step.
+
+    Attributes:
+        first_position: position of its first token in this step.
+        num_new_tokens: tokens to compute.
+        row: place in the device state.
+        block_ids: its block table, which grows and goes with the request: read it before the
+            next step is scheduled.
+        samples: the step reaches the request's last token, so a new one is sampled.
+        last_is_pending: the last token to compute is known to the device only.
+    """
+
+    request: Request
+    first_position: int
+    num_new_tokens: int
+    row: int
+    block_ids: Sequence[int]
+    samples: bool
+    last_is_pending: bool
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Tokens to compute that the host knows; one short if `last_is_pending`."""
+        end = self.first_position + self.num_new_tokens - self.last_is_pending
+        return self.request.token_ids[self.first_position : end]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerOutput:
+    """One step.
+
+    Attributes:
+        num_tokens: tokens to compute, over all requests.
+        num_preempted: requests that lost their blocks for it.
+        padding_slots, ended_row_slots: token slots to compute besides that hold nothing: padding
+            of prompts, and ended requests of a batch that has not ended.
+        waiting_for: what the first waiting request waits for, as in StepRecord.
+        work: what the device has to do.
+    """
+
+    scheduled: tuple[ScheduledRequest, ...]
+    num_tokens: int
+    num_preempted: int = 0
+    padding_slots: int = 0
+    ended_row_slots: int = 0
+    waiting_for: str = ""
+    work: StepWork
+
+    @property
+    def wasted_slots(self) -> int:
+        return self.padding_slots + self.ended_row_slots
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the device to do."""
+        return not self.scheduled and self.wasted_slots == 0

@@ -1,0 +1,126 @@
+"""A step while the scheduler is still putting it together."""
+
+from collections.abc import Sequence
+
+from jaxengine.request import Request
+from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from jaxengine.step_time import StepWork
+from jaxengine.tenants import DECODE_COST, PROMPT_COST
+
+__all__ = ["StepDraft"]
+
+
+class StepDraft:
+    """What has been taken into the step, and the tokens that are left.
+
+    Attributes:
+        budget: token slots that may still be taken.
+        scheduled: the requests so far.
+        num_decodes: those among them with one token.
+        waiting_for: what the first waiting request waits for, as in StepRecord.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._full_budget = budget
+        self.budget = budget
+        self.scheduled: list[ScheduledRequest] = []
+        self.num_decodes = 0
+        self.waiting_for = ""
+        self._padding_slots = 0
+        self._ended_row_slots = 0
+        self._decode_context = 0
+        self._prefill_context = 0
+        self._num_sampled = 0
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a request got more than one token."""
+        return len(self.scheduled) > self.num_decodes
+
+    @property
+    def work(self) -> StepWork:
+        """What the device has to do so far."""
+        return StepWork(
+            num_tokens=self._full_budget - self.budget,
+            num_seqs=len(self.scheduled),
+            decode_only=not self.has_prompts,
+            decode_context=self._decode_context,
+            prefill_context=self._prefill_context,
+            num_sampled=self._num_sampled,
+        )
+
+    def take(self, request: Request, num_new_tokens: int, block_ids: Sequence[int]) -> None:
+        """Put a request's next tokens into the step, count them as computed, and charge them."""
+        first = request.num_computed_tokens
+        end = first + num_new_tokens
+        num_known = len(request.token_ids)
+        samples = end == num_known + request.num_pending_tokens
+        row = request.row
+        assert row is not None, f"{request} runs without a row"
+        self.scheduled.append(
+            ScheduledRequest(
+                request, first, num_new_tokens, row, block_ids, samples, end > num_known
+            )
+        )
+        self.budget -= num_new_tokens
+        request.num_computed_tokens = end
+        if samples:
+            request.num_pending_tokens += 1
+            self._num_sampled += request.samples_at_random
+        # What a preemption lost has been charged before.
+        num_charged = request.num_charged_tokens
+        if end > num_charged:
+            cost = PROMPT_COST if end <= request.num_prompt_tokens else DECODE_COST
+            request.account.charge((end - num_charged) * cost)
+            request.num_charged_tokens = end
+        if num_new_tokens == 1:
+            self.num_decodes += 1
+            self._decode_context += end
+        else:
+            self._prefill_context += _context_pairs(first, end)
+
+    def drop(self, request: Request) -> None:
+        """Take a request out again that is preempted. What it was charged it will not be again."""
+        item = next((item for item in self.scheduled if item.request is request), None)
+        if item is None:
+            return
+        self.scheduled.remove(item)
+        self.budget += item.num_new_tokens
+        end = item.first_position + item.num_new_tokens
+        request.num_computed_tokens = item.first_position
+        if item.samples:
+            request.num_pending_tokens -= 1
+            self._num_sampled -= request.samples_at_random
+        if item.num_new_tokens == 1:
+            self.num_decodes -= 1
+            self._decode_context -= end
+        else:
+            self._prefill_context -= _context_pairs(item.first_position, end)
+
+    def add_padding(self, num_slots: int) -> None:
+        """Take slots that pad prompts."""
+        self._padding_slots += num_slots
+        self.budget -= num_slots
+
+    def add_ended_rows(self, num_slots: int) -> None:
+        """Take slots of requests that have ended while their batch has not."""
+        self._ended_row_slots += num_slots
+        self.budget -= num_slots
+
+    def output(self, *, num_preempted: int) -> SchedulerOutput:
+        """Return the finished step."""
+        wasted = self._padding_slots + self._ended_row_slots
+        return SchedulerOutput(
+            scheduled=tuple(self.scheduled),
+            num_tokens=self._full_budget - self.budget - wasted,
+            num_preempted=num_preempted,
+            padding_slots=self._padding_slots,
+            ended_row_slots=self._ended_row_slots,
+            waiting_for=self.waiting_for,
+            work=self.work,
+        )
+
+
+def _context_pairs(first: int, end: int) -> int:
+    """Return how many positions the tokens first..end attend to in all: i + 1 for token i."""
+    return (end - first) * (first + end + 1) // 2
