@@ -1,20 +1,30 @@
 """From a model's files and an operator's wishes to an engine that is ready to start."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import jax
+from flax import nnx
+
 from jaxengine.async_engine import AsyncEngine
-from jaxengine.config import Dtype, EngineConfig
+from jaxengine.config import (
+    BatchingMode,
+    Dtype,
+    EngineConfig,
+    KVCacheDtype,
+    SchedulingPolicy,
+)
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import ModelError
 from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
+from jaxengine.models.decoder import Decoder
 from jaxengine.models.loader import TensorSource, load_decoder
 from jaxengine.token_engine import EngineLimits
 
-__all__ = ["BuiltEngine", "EngineOptions", "build_engine", "plan_engine"]
+__all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
 
 # The default of `kv_cache_memory_bytes`: enough for dozens of chats with a small model, little
 # enough for a laptop. Capped at a quarter of the memory.
@@ -28,22 +38,45 @@ class EngineOptions:
     """What an operator asks for; None leaves the choice to us. Names as in EngineConfig.
 
     Attributes:
-        kv_cache_memory_bytes: size of the KV cache; `num_kv_blocks` overrides it.
-        num_kv_blocks: blocks that requests can use.
+        kv_cache_memory_bytes: size of the KV cache.
+        kv_cache_memory_share: the same as a share of the memory.
+        num_kv_blocks: the same as the number of blocks that requests can use. At most one of the
+            three is given.
     """
 
     dtype: Dtype = "bfloat16"
+    kv_cache_dtype: KVCacheDtype = "auto"
     max_model_len: int | None = None
     max_num_batched_tokens: int = 512
     max_num_scheduled_tokens: int | None = None
     max_num_seqs: int = 64
+    long_prefill_token_threshold: int = 0
+    target_itl_s: float | None = None
+    batching: BatchingMode = "continuous"
+    batch_window_s: float = 0.05
+    scheduling_policy: SchedulingPolicy = "fair"
+    priority_aging_s: float = 10.0
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
     max_num_queued_requests: int = 1024
+    max_num_queued_tokens: int | None = None
+    queue_timeout_s: float | None = None
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
+    kv_cache_memory_share: float | None = None
     num_kv_blocks: int | None = None
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     overlap: bool = True
+    num_step_records: int = 1024
+
+    def __post_init__(self) -> None:
+        names = ("kv_cache_memory_bytes", "kv_cache_memory_share", "num_kv_blocks")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give only one of {' and '.join(given)}")
+        share = self.kv_cache_memory_share
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"kv_cache_memory_share must be above 0 and at most 1, got {share}")
 
 
 class CheckpointSource(TensorSource, Protocol):
@@ -51,6 +84,27 @@ class CheckpointSource(TensorSource, Protocol):
 
     @property
     def hf_config(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """Where the memory of the device goes, in bytes.
+
+    Attributes:
+        weights: of the model, as they are on the device.
+        kv_cache: of all blocks, the reserved one included.
+        workspace: what the largest step takes besides.
+        available: memory of the device.
+    """
+
+    weights: int
+    kv_cache: int
+    workspace: int
+    available: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +121,7 @@ class BuiltEngine:
     config: EngineConfig
     clamped_from: int | None
     num_buckets: int
+    memory: MemoryUse
 
 
 def plan_engine(
@@ -87,13 +142,10 @@ def plan_engine(
             exceeds the memory.
         ValueError: an option is out of range.
     """
-    block_bytes = kv_block_bytes(model, block_size=options.block_size, dtype=options.dtype)
+    block_bytes = _block_bytes(options, model)
     num_usable = options.num_kv_blocks
     if num_usable is None:
-        cache_bytes = options.kv_cache_memory_bytes
-        if cache_bytes is None:
-            cache_bytes = min(DEFAULT_KV_CACHE_BYTES, memory_bytes // 4)
-        num_usable = cache_bytes // block_bytes - 1  # less the reserved block
+        num_usable = _cache_bytes(options, memory_bytes) // block_bytes - 1  # one is reserved
     if num_usable < 1:
         raise ModelError(
             f"kv_cache_memory_bytes must be at least {2 * block_bytes}: "
@@ -113,16 +165,27 @@ def plan_engine(
     max_model_len = min(wanted, num_usable * options.block_size)
     config = EngineConfig(
         dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_scheduled_tokens=options.max_num_scheduled_tokens,
         max_num_seqs=options.max_num_seqs,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        target_itl_s=options.target_itl_s,
+        batching=options.batching,
+        batch_window_s=options.batch_window_s,
+        scheduling_policy=options.scheduling_policy,
+        priority_aging_s=options.priority_aging_s,
+        tenant_weights=options.tenant_weights,
         max_num_queued_requests=options.max_num_queued_requests,
+        max_num_queued_tokens=options.max_num_queued_tokens,
+        queue_timeout_s=options.queue_timeout_s,
         block_size=options.block_size,
         num_blocks=num_usable + 1,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
         overlap=options.overlap,
+        num_step_records=options.num_step_records,
     )
     return config, wanted if max_model_len < wanted else None
 
@@ -171,4 +234,28 @@ def build_engine(
         config=config,
         clamped_from=clamped_from,
         num_buckets=len(runner.buckets),
+        memory=MemoryUse(
+            weights=_weight_bytes(decoder),
+            kv_cache=config.num_blocks * _block_bytes(options, model),
+            workspace=runner.workspace_bytes,
+            available=memory_bytes,
+        ),
     )
+
+
+def _block_bytes(options: EngineOptions, model: ModelConfig) -> int:
+    wanted = options.kv_cache_dtype
+    dtype = options.dtype if wanted == "auto" else wanted
+    return kv_block_bytes(model, block_size=options.block_size, dtype=dtype)
+
+
+def _cache_bytes(options: EngineOptions, memory_bytes: int) -> int:
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    if options.kv_cache_memory_share is not None:
+        return int(options.kv_cache_memory_share * memory_bytes)
+    return min(DEFAULT_KV_CACHE_BYTES, memory_bytes // 4)
+
+
+def _weight_bytes(decoder: Decoder) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(decoder)))

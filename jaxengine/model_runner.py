@@ -124,6 +124,7 @@ class JaxModelRunner:
 
     def _launch(self, layout: BatchLayout, packed: np.ndarray) -> Array:
         program = self._programs[layout.bucket]
+        sampled: Array
         self._state, sampled = program(self._weights, self._state, packed)
         return sampled
 

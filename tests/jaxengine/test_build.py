@@ -1,9 +1,11 @@
+import math
 from dataclasses import replace
 
 import pytest
 
 from engine_builder import HF_CONFIG, RandomCheckpoint
 from jaxengine.build import EngineOptions, build_engine, plan_engine
+from jaxengine.config import EngineConfig
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.sampling_params import SamplingParams
@@ -22,16 +24,27 @@ def plan(memory_bytes=1 << 40, model=MODEL, **options):
 def test_wishes_become_the_configuration_word_by_word():
     config, clamped_from = plan(
         dtype="float32",
+        kv_cache_dtype="bfloat16",
         max_model_len=300,
         max_num_batched_tokens=256,
         max_num_scheduled_tokens=64,
         max_num_seqs=5,
+        long_prefill_token_threshold=40,
+        target_itl_s=0.02,
+        batching="dynamic",
+        batch_window_s=0.5,
+        scheduling_policy="priority",
+        priority_aging_s=3.0,
+        tenant_weights={"alice": 2.0},
         max_num_queued_requests=6,
+        max_num_queued_tokens=7000,
+        queue_timeout_s=30.0,
         block_size=32,
         num_kv_blocks=50,
         watermark=0.2,
         enable_prefix_caching=False,
         overlap=False,
+        num_step_records=77,
     )
     assert clamped_from is None
     assert (config.dtype, config.max_model_len) == ("float32", 300)
@@ -39,6 +52,18 @@ def test_wishes_become_the_configuration_word_by_word():
     assert (config.max_num_seqs, config.max_num_queued_requests) == (5, 6)
     assert (config.block_size, config.num_blocks) == (32, 51)  # and the reserved one
     assert (config.watermark, config.enable_prefix_caching, config.overlap) == (0.2, False, False)
+    assert (config.kv_cache_dtype, config.batching) == ("bfloat16", "dynamic")
+    assert (config.long_prefill_token_threshold, config.target_itl_s) == (40, 0.02)
+    assert (config.batch_window_s, config.scheduling_policy) == (0.5, "priority")
+    assert (config.priority_aging_s, config.tenant_weights) == (3.0, {"alice": 2.0})
+    assert (config.max_num_queued_tokens, config.queue_timeout_s) == (7000, 30.0)
+    assert config.num_step_records == 77
+
+
+def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():
+    config, _ = plan()
+    decided = {"max_model_len": config.max_model_len, "num_blocks": config.num_blocks}
+    assert config == EngineConfig(**decided)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +73,8 @@ def test_wishes_become_the_configuration_word_by_word():
         ({}, 1 << 30, 1 << 28),  # a quarter of the memory
         ({"kv_cache_memory_bytes": 5 * MIB}, 1 << 30, 5 * MIB),
         ({"kv_cache_memory_bytes": 5 * MIB + BLOCK_BYTES - 1}, 1 << 30, 5 * MIB),
+        ({"kv_cache_memory_share": 0.25}, 1 << 30, 1 << 28),
+        ({"kv_cache_memory_share": 1}, 1 << 30, 1 << 30),
     ],
 )
 def test_the_cache_takes_as_many_blocks_as_its_bytes_hold(options, memory_bytes, cache_bytes):
@@ -55,13 +82,32 @@ def test_the_cache_takes_as_many_blocks_as_its_bytes_hold(options, memory_bytes,
     assert config.num_blocks == cache_bytes // BLOCK_BYTES
 
 
-def test_the_number_of_blocks_overrides_the_bytes():
-    config, _ = plan(num_kv_blocks=100, kv_cache_memory_bytes=1)
-    assert config.num_blocks == 101
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("kv_cache_memory_bytes", "num_kv_blocks"),
+        ("kv_cache_memory_bytes", "kv_cache_memory_share"),
+        ("kv_cache_memory_share", "num_kv_blocks"),
+    ],
+)
+def test_the_size_of_the_cache_is_said_in_one_way(first, second):
+    with pytest.raises(ValueError, match=f"give only one of {first} and {second}"):
+        EngineOptions(**{first: 1, second: 1})
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
+def test_a_share_is_a_part_of_the_whole(share):
+    with pytest.raises(ValueError, match="kv_cache_memory_share"):
+        EngineOptions(kv_cache_memory_share=share)
 
 
 def test_blocks_of_f32_cost_twice_as_much():
     assert plan(dtype="float32")[0].num_blocks * 2 == plan()[0].num_blocks
+
+
+def test_what_a_block_costs_is_decided_by_the_dtype_of_the_cache():
+    assert plan(dtype="float32", kv_cache_dtype="bfloat16")[0].num_blocks == plan()[0].num_blocks
+    assert plan(kv_cache_dtype="float32")[0].num_blocks * 2 == plan()[0].num_blocks
 
 
 def test_without_a_wish_the_context_is_the_models():
@@ -118,6 +164,9 @@ def test_a_machine_without_memory_is_refused():
         ({"max_num_seqs": 1000}, "max_num_seqs"),
         ({"watermark": -1.0}, "watermark"),
         ({"max_num_scheduled_tokens": 513}, "max_num_scheduled_tokens"),
+        ({"target_itl_s": 0.0}, "target_itl_s"),
+        ({"batching": "now and then"}, "batching"),
+        ({"tenant_weights": {"alice": 0}}, "alice"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(options, field):
@@ -135,8 +184,9 @@ SMALL = EngineOptions(
 
 async def test_a_built_engine_serves():
     seen = {"weights": [], "compile": []}
+    checkpoint = RandomCheckpoint(num_hidden_layers=1)
     built = build_engine(
-        RandomCheckpoint(num_hidden_layers=1),
+        checkpoint,
         SMALL,
         memory_bytes=1 << 30,
         eos_token_ids=[298, 299],
@@ -146,6 +196,12 @@ async def test_a_built_engine_serves():
     assert seen["weights"][-1] == (8, 8)
     assert seen["compile"] == [(1, 2), (2, 2)]
     assert built.num_buckets == 2
+    num_weights = sum(math.prod(shape) for shape in checkpoint.shapes.values())
+    assert built.memory.weights == num_weights * 4
+    assert built.memory.kv_cache == 21 * BLOCK_BYTES  # half the layers, twice the bytes
+    assert built.memory.workspace > 0
+    assert built.memory.total == num_weights * 4 + 21 * BLOCK_BYTES + built.memory.workspace
+    assert built.memory.available == 1 << 30
     # The context of 512 is more than 20 blocks of 16 hold.
     assert (built.config.max_model_len, built.clamped_from) == (320, 512)
     assert built.model.eos_token_ids == (298, 299)
