@@ -11,6 +11,9 @@ __all__ = ["bench"]
 COMMANDS: Mapping[str, CommandEntry] = {
     "serve": CommandEntry("bench.serve:serve", "Load any OpenAI-compatible server."),
     "startup": CommandEntry("bench.startup:startup", "Time from start to ready, cold and warm."),
+    "policies": CommandEntry(
+        "bench.policies:policies", "Continuous against dynamic and static batching."
+    ),
 }
 
 
