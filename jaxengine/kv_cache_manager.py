@@ -1,9 +1,7 @@
 """Which blocks each request holds: prefix matching, growth, release."""
 
 import hashlib
-import math
 from array import array
-from collections.abc import Sequence
 
 from jaxengine.block_pool import BlockHash, BlockPool
 from jaxengine.request import Request
@@ -12,7 +10,7 @@ __all__ = ["KVCacheManager"]
 
 
 class KVCacheManager:
-    """Policy over the block pool; owns the block tables. The scheduler never sees a block.
+    """Policy over the block pool; owns the block tables, `Request.block_ids`.
 
     Tokens of a request and their blocks:
 
@@ -27,7 +25,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
-        self._tables: dict[str, list[int]] = {}
+        self._holders: set[Request] = set()
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -45,14 +43,9 @@ class KVCacheManager:
         """Free blocks that hold a cached prefix."""
         return self._pool.num_free_cached
 
-    def block_ids(self, request: Request) -> Sequence[int]:
-        """Return the table of a request; it grows in place, so copy what must not change."""
-        return self._tables[request.request_id]
-
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks the request needs to hold `num_tokens` tokens."""
-        table = self._tables.get(request.request_id, ())
-        return max(0, math.ceil(num_tokens / self._block_size) - len(table))
+        return max(0, -(-num_tokens // self._block_size) - len(request.block_ids))
 
     def match_prefix(self, request: Request) -> int:
         """Give a request without blocks the cached blocks of its beginning.
@@ -62,8 +55,9 @@ class KVCacheManager:
         Returns:
             The number of tokens in those blocks.
         """
-        table = self._tables.setdefault(request.request_id, [])
+        table = request.block_ids
         assert not table, f"{request} holds blocks already"
+        self._holders.add(request)
         if not self._enable_prefix_caching:
             return 0
         most = (len(request.token_ids) - 1) // self._block_size
@@ -89,10 +83,10 @@ class KVCacheManager:
         needed = self.blocks_needed(request, num_tokens)
         if needed > self._pool.num_free:
             return False
-        table = self._tables.setdefault(request.request_id, [])
         if needed:
-            table += self._pool.allocate(needed)
-        request.num_slots = len(table) * self._block_size
+            self._holders.add(request)
+            request.block_ids += self._pool.allocate(needed)
+        request.num_slots = len(request.block_ids) * self._block_size
         return True
 
     def remember(self, request: Request, end: int) -> None:
@@ -105,7 +99,7 @@ class KVCacheManager:
             first = max(0, request.num_computed_tokens - 1) // self._block_size
             last = min(end, len(request.token_ids)) // self._block_size
             if first < last:
-                table = self._tables[request.request_id]
+                table = request.block_ids
                 for index in range(first, last):
                     tokens = self._block_tokens(request, index)
                     self._pool.remember(table[index], self._hash(request, index), tokens)
@@ -113,8 +107,9 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Take all blocks back. Tails become free first, so beginnings stay cached longest."""
         request.num_slots = 0
-        table = self._tables.pop(request.request_id, [])
-        self._pool.release(reversed(table))
+        self._pool.release(reversed(request.block_ids))
+        request.block_ids = []  # a step that was scheduled may still hold the old list
+        self._holders.discard(request)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents, because what the device holds is no longer known."""
@@ -122,7 +117,7 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is accounted for exactly once."""
-        self._pool.check_integrity(self._tables.values())
+        self._pool.check_integrity(request.block_ids for request in self._holders)
 
     def _block_tokens(self, request: Request, index: int) -> tuple[int, ...]:
         start = index * self._block_size

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 __all__ = ["FinishReason", "RequestOutput", "RequestTiming"]
 
@@ -40,8 +41,7 @@ class RequestTiming:
     num_preemptions: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """New tokens of one request since the last output; the last one says how it ended.
 
     Attributes:

@@ -40,7 +40,10 @@ class Request:
             scheduled, 2 between scheduling a step and taking in the tokens of the one before.
         block_hashes: names of the contents of its first full blocks, as far as they were needed.
         row: place in the device state while running.
-        num_slots: tokens that its blocks can hold; kept by the KVCacheManager.
+        block_ids, num_slots: its blocks in order, and the tokens that they can hold; kept by the
+            KVCacheManager.
+        end_token_ids: tokens that end it, by `set_limits`.
+        max_num_tokens: how long it can get, prompt and output, by `set_limits`.
         rank: place in the order of requests, lower first; fixed once the scheduler has it.
         samples_at_random: whether its tokens are drawn, not just the most likely ones.
         account: what its tenant's service is charged to; given by the scheduler.
@@ -80,6 +83,9 @@ class Request:
         self.row: int | None = None
         self.num_slots = 0
         self.rank = (0.0, 0)
+        self.end_token_ids: frozenset[int] = frozenset()
+        self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
+        self.block_ids: list[int] = []
         self.samples_at_random = not params.is_greedy
         self.account = Tenant(tenant, 1.0)
         self.num_charged_tokens = 0
@@ -120,23 +126,23 @@ class Request:
             self.first_token_time_s = now_s
         self.last_token_time_s = now_s
 
-    def end_reached(
-        self, eos_token_ids: Collection[int], max_model_len: int
-    ) -> FinishReason | None:
-        """Return why the request ends with its last known token, or None if it goes on."""
+    def set_limits(self, *, eos_token_ids: Collection[int], max_model_len: int) -> None:
+        """Decide what ends the request besides its own wishes. Called once, before it is queued."""
         params = self.params
+        eos = () if params.ignore_eos else eos_token_ids
+        self.end_token_ids = frozenset((*params.stop_token_ids, *eos))
+        self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
+
+    def end_reached(self) -> FinishReason | None:
+        """Return why the request ends with its last known token, or None if it goes on."""
         # Only what is known counts: the next token may be in flight already.
         num_tokens = len(self.token_ids)
-        num_output = num_tokens - self.num_prompt_tokens
-        if num_output >= params.min_tokens:
-            token_id = self.token_ids[-1]
-            if token_id in params.stop_token_ids or (
-                token_id in eos_token_ids and not params.ignore_eos
-            ):
-                return FinishReason.STOP
-        if num_output >= params.max_tokens or num_tokens >= max_model_len:
-            return FinishReason.LENGTH
-        return None
+        if (
+            self.token_ids[-1] in self.end_token_ids
+            and num_tokens - self.num_prompt_tokens >= self.params.min_tokens
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_tokens >= self.max_num_tokens else None
 
     def finish(self, reason: FinishReason) -> None:
         self.status = RequestStatus.FINISHED
@@ -148,16 +154,16 @@ class Request:
         """Return what is new; the last output, with the timing, once the request is finished."""
         reason = self.finish_reason
         return RequestOutput(
-            request_id=self.request_id,
-            new_token_ids=new_token_ids,
-            new_token_times_s=(now_s,) * len(new_token_ids),
-            queue_s=self.queue_s(now_s),
-            num_cached_tokens=self.num_cached_tokens,
-            num_preemptions=self.num_preemptions,
-            finish_reason=reason,
-            stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
-            error=error,
-            timing=None if reason is None else self.timing(now_s),
+            self.request_id,
+            new_token_ids,
+            (now_s,) * len(new_token_ids),
+            self.num_cached_tokens,
+            self.queue_s(now_s),
+            self.num_preemptions,
+            reason,
+            new_token_ids[-1] if reason is FinishReason.STOP else None,
+            error,
+            None if reason is None else self.timing(now_s),
         )
 
     def queue_s(self, now_s: float) -> float:

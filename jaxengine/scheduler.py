@@ -98,6 +98,7 @@ class Scheduler:
             request.priority = 0
         put_off_s = request.priority * config.priority_aging_s
         request.rank = (request.arrival_time_s + put_off_s, self.num_received)
+        request.set_limits(eos_token_ids=self._eos_token_ids, max_model_len=config.max_model_len)
         self._waiting.push(request)
         self._expiry.add(request)
         if self._batch is not None:
@@ -151,9 +152,17 @@ class Scheduler:
         """
         outputs = []
         for item, token_id in zip(output.scheduled, sampled, strict=True):
+            request = item.request
             # A request that ended meanwhile had one surplus token in flight: dropped here.
-            if item.samples and not item.request.is_finished:
-                outputs.append(self._append(item.request, token_id, now_s))
+            if item.samples and request.status is not RequestStatus.FINISHED:
+                request.append(token_id, now_s)
+                self.generation_tokens += 1
+                reason = request.end_reached()
+                outputs.append(
+                    request.output(now_s, (token_id,))
+                    if reason is None
+                    else self._end(request, reason, now_s, new_token_ids=(token_id,))
+                )
         return outputs
 
     def abort(self, request_id: str, now_s: float) -> RequestOutput | None:
@@ -218,8 +227,10 @@ class Scheduler:
             if prompts or self._batch.has_padding:
                 return prompts
         prompts = []
+        block_size = self._config.block_size
         for request in running:
-            num_tokens = request.num_tokens
+            num_pending = request.num_pending_tokens
+            num_tokens = len(request.token_ids) + num_pending
             num_new = num_tokens - request.num_computed_tokens
             if num_new > 1:
                 prompts.append(request)
@@ -227,10 +238,13 @@ class Scheduler:
                 num_new == 1
                 and draft.budget > 0
                 and request.status is RequestStatus.RUNNING  # not preempted just now
-                and not self._awaits_its_end(request)
+                # A pending token that is certainly the last one need not be computed.
+                and not (num_pending and num_tokens >= request.max_num_tokens)
                 and (num_tokens <= request.num_slots or self._make_room(draft, request, num_tokens))
             ):
-                self._take(draft, request, 1)
+                if num_tokens % block_size <= 1:  # a block is full, and known now or last time
+                    self._kv.remember(request, num_tokens)
+                draft.take_token(request)
         if self._batch is not None and draft.scheduled:
             draft.add_ended_rows(self._batch.ended_rows(len(draft.scheduled)))
         return [request for request in prompts if request.status is RequestStatus.RUNNING]
@@ -286,14 +300,7 @@ class Scheduler:
         """Put a request's next tokens into the step."""
         first = request.num_computed_tokens
         self._kv.remember(request, first + num_new_tokens)
-        draft.take(request, num_new_tokens, self._kv.block_ids(request))
-
-    def _awaits_its_end(self, request: Request) -> bool:
-        """Whether the pending token is certainly the last one."""
-        return request.num_pending_tokens > 0 and (
-            request.num_output_tokens >= request.params.max_tokens
-            or request.num_tokens >= self._config.max_model_len
-        )
+        draft.take(request, num_new_tokens)
 
     # Joining and leaving.
 
@@ -323,7 +330,7 @@ class Scheduler:
             self.num_received,
         ):
             return "kv_cache"  # as in the step before; matching the prefix again costs time
-        num_tokens = self._most_tokens(request) if self._batch is not None else request.num_tokens
+        num_tokens = request.num_tokens if self._batch is None else request.max_num_tokens
         num_cached = self._kv.match_prefix(request)
         lacking = self._lacking_blocks(request, num_tokens)
         if lacking > 0 or not self._free_rows:
@@ -361,12 +368,6 @@ class Scheduler:
         """Return how many blocks are missing to admit a request; 0 or less if it fits."""
         spare = self._config.watermark_blocks if self._running else 0
         return self._kv.blocks_needed(request, num_tokens) + spare - self._kv.num_free_blocks
-
-    def _most_tokens(self, request: Request) -> int:
-        """Return how long the request can get."""
-        return min(
-            request.num_prompt_tokens + request.params.max_tokens, self._config.max_model_len
-        )
 
     def _displace(self, draft: StepDraft, request: Request, lacking_blocks: int) -> None:
         """Preempt running requests for a waiting one that should go first, if that helps."""
@@ -412,14 +413,6 @@ class Scheduler:
         assert request.row is not None, f"{request} runs without a row"
         self._free_rows.append(request.row)
         request.row = None
-
-    def _append(self, request: Request, token_id: int, now_s: float) -> RequestOutput:
-        self.generation_tokens += 1
-        request.append(token_id, now_s)
-        reason = request.end_reached(self._eos_token_ids, self._config.max_model_len)
-        if reason is None:
-            return request.output(now_s, (token_id,))
-        return self._end(request, reason, now_s, new_token_ids=(token_id,))
 
     def _end(
         self,

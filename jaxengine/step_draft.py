@@ -1,7 +1,5 @@
 """A step while the scheduler is still putting it together."""
 
-from collections.abc import Sequence
-
 from jaxengine.request import Request
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from jaxengine.step_time import StepWork
@@ -49,7 +47,7 @@ class StepDraft:
             num_sampled=self._num_sampled,
         )
 
-    def take(self, request: Request, num_new_tokens: int, block_ids: Sequence[int]) -> None:
+    def take(self, request: Request, num_new_tokens: int) -> None:
         """Put a request's next tokens into the step, count them as computed, and charge them."""
         first = request.num_computed_tokens
         end = first + num_new_tokens
@@ -59,7 +57,7 @@ class StepDraft:
         assert row is not None, f"{request} runs without a row"
         self.scheduled.append(
             ScheduledRequest(
-                request, first, num_new_tokens, row, block_ids, samples, end > num_known
+                request, first, num_new_tokens, row, request.block_ids, samples, end > num_known
             )
         )
         self.budget -= num_new_tokens
@@ -78,6 +76,27 @@ class StepDraft:
             self._decode_context += end
         else:
             self._prefill_context += _context_pairs(first, end)
+
+    def take_token(self, request: Request) -> None:
+        """Do as `take` does with a request that needs one token, its last: most of the work."""
+        first = request.num_computed_tokens
+        row = request.row
+        assert row is not None, f"{request} runs without a row"
+        self.scheduled.append(
+            ScheduledRequest(
+                request, first, 1, row, request.block_ids, True, first == len(request.token_ids)
+            )
+        )
+        self.budget -= 1
+        self.num_decodes += 1
+        first += 1
+        self._decode_context += first
+        request.num_computed_tokens = first
+        request.num_pending_tokens += 1
+        self._num_sampled += request.samples_at_random
+        if first > request.num_charged_tokens:
+            request.account.charge(DECODE_COST)
+            request.num_charged_tokens = first
 
     def drop(self, request: Request) -> None:
         """Take a request out again that is preempted. What it was charged it will not be again."""

@@ -77,8 +77,8 @@ class TokenEngine(Protocol):
         """The newest steps."""
         ...
 
-    def check_capacity(self, num_requests: int) -> None:
-        """Raise if so many requests could not be taken now, whatever they are.
+    def check_capacity(self, num_requests: int, *, tenant: str = "") -> None:
+        """Raise if so many requests of a tenant could not be taken now, whatever they are.
 
         For whoever wants to refuse before it has worked on a request; `submit` checks again.
 

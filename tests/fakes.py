@@ -197,7 +197,7 @@ class FakeEngine:
 
     # What TokenEngine asks for.
 
-    def check_capacity(self, num_requests: int) -> None:
+    def check_capacity(self, num_requests: int, *, tenant: str = "") -> None:
         if self.num_waiting + num_requests > self.limits.max_num_queued_requests:
             raise QueueFullError("too many requests wait", retry_after_s=3.0)
 

@@ -45,14 +45,14 @@ def test_a_request_gets_as_many_blocks_as_its_tokens_fill_and_not_one_more():
     assert kv.blocks_needed(request, 8) == 1
     assert kv.blocks_needed(request, 9) == 2
     compute(kv, request, 8)
-    assert kv.block_ids(request) == [1]
+    assert request.block_ids == [1]
     compute(kv, request, 1)
-    assert kv.block_ids(request) == [1, 2]
+    assert request.block_ids == [1, 2]
     compute(kv, request, 7)  # up to the end of block 2
-    assert kv.block_ids(request) == [1, 2]
+    assert request.block_ids == [1, 2]
     assert kv.blocks_needed(request, 16) == 0
     compute(kv, request, 4)
-    assert kv.block_ids(request) == [1, 2, 3]
+    assert request.block_ids == [1, 2, 3]
     assert kv.num_free_blocks == 7
     kv.check_integrity()
 
@@ -63,8 +63,8 @@ def test_too_few_free_blocks_change_nothing():
     compute(kv, first)
     compute(kv, second, 8)
     assert not kv.reserve(second, 16)
-    assert kv.block_ids(first) == [1, 2]
-    assert kv.block_ids(second) == [3]
+    assert first.block_ids == [1, 2]
+    assert second.block_ids == [3]
     assert kv.num_free_blocks == 0
     kv.check_integrity()
 
@@ -100,8 +100,8 @@ def test_a_hit_shares_the_blocks_of_the_prefix_and_no_other():
     first, second = make_request("a", range(20)), make_request("b", [*range(16), 99, 99])
     admit(kv, first)
     admit(kv, second)
-    assert kv.block_ids(first) == [1, 2, 3]
-    assert kv.block_ids(second) == [1, 2, 4]
+    assert first.block_ids == [1, 2, 3]
+    assert second.block_ids == [1, 2, 4]
     kv.free(first)
     assert kv.num_free_blocks == 7  # block 3 came back; the shared ones are still held
     kv.check_integrity()
@@ -114,7 +114,7 @@ def test_blocks_outlive_their_request():
     kv.free(first)
     second = make_request("b", range(20))
     assert admit(kv, second) == 16
-    assert list(kv.block_ids(second))[:2] == [1, 2]
+    assert list(second.block_ids)[:2] == [1, 2]
 
 
 def test_beginnings_stay_cached_longer_than_tails():
@@ -124,7 +124,7 @@ def test_beginnings_stay_cached_longer_than_tails():
     kv.free(first)
     other = make_request("b", range(100, 108))
     admit(kv, other)
-    assert kv.block_ids(other) == [3]  # the tail of "a" gave way
+    assert other.block_ids == [3]  # the tail of "a" gave way
     kv.free(other)
     assert kv.match_prefix(make_request("c", range(24))) == 16
 
@@ -135,7 +135,7 @@ def test_two_prompts_equal_in_the_second_block_only_do_not_share_it():
     second = make_request("b", [*[2] * 8, *[7] * 8, 0])
     admit(kv, first)
     assert admit(kv, second) == 0
-    assert not set(kv.block_ids(first)) & set(kv.block_ids(second))
+    assert not set(first.block_ids) & set(second.block_ids)
 
 
 def test_a_match_ends_at_the_first_block_that_differs():
@@ -235,7 +235,7 @@ def test_a_pending_token_is_given_room():
     compute(kv, request)
     request.num_pending_tokens = 1
     compute(kv, request)
-    assert kv.block_ids(request) == [1, 2]
+    assert request.block_ids == [1, 2]
 
 
 def test_without_prefix_caching_nothing_is_shared_or_remembered():
@@ -252,7 +252,7 @@ def test_a_reset_forgets_all_contents_and_keeps_the_tables():
     request = make_request("a", range(20))
     admit(kv, request)
     kv.reset_prefix_cache()
-    assert kv.block_ids(request) == [1, 2, 3]
+    assert request.block_ids == [1, 2, 3]
     assert kv.match_prefix(make_request("b", range(20))) == 0
     kv.check_integrity()
 
@@ -264,7 +264,7 @@ def test_a_request_that_comes_back_hits_its_own_blocks():
     kv.free(request)
     request.num_computed_tokens = 0
     assert admit(kv, request) == 16
-    assert list(kv.block_ids(request))[:2] == [1, 2]
+    assert list(request.block_ids)[:2] == [1, 2]
 
 
 def test_matching_a_request_that_holds_blocks_is_a_mistake():

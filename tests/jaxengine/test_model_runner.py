@@ -64,9 +64,14 @@ def test_a_chunk_that_samples_nothing_leaves_the_memory_of_its_row(warm):
     assert next_token(warm, item(PROMPT, 20, 1, row=3, pending=True)) == expected
 
 
-def test_padding_is_counted(warm):
-    assert execute(warm, item(PROMPT, 0, 20)).num_padded_tokens == 64 - 20
-    assert execute(warm, item((5,), 0, 1)).num_padded_tokens == 8 - 1
+def test_a_step_says_how_many_slots_the_device_computes(warm):
+    assert execute(warm, item(PROMPT, 0, 20)).num_slots == 64
+    assert execute(warm, item((5,), 0, 1)).num_slots == 8
+
+
+def test_a_step_of_nothing_but_wasted_slots_can_be_run(warm):
+    assert warm.runner.execute(step_of(padding_slots=9)).num_slots == 16
+    assert warm.runner.execute(step_of(padding_slots=65)).num_slots == 256
 
 
 def test_a_reset_forgets_the_cache_and_the_tokens(warm):
