@@ -63,8 +63,8 @@ def simulate_together(trace: Trace, fleet: Fleet) -> list[ReplicaRecord]:
     costs = routing_costs(trace)
     placed: dict[int, int] = {}
 
-    def note_end(index: int, now_s: float) -> None:
-        loads[placed.pop(index)] -= costs[index]
+    def note_end(number: int, now_s: float) -> None:
+        loads[placed.pop(number)] -= costs[number]
 
     replicas = [
         Replica(fleet.config, fleet.device, on_end=note_end) for _ in range(fleet.num_replicas)
@@ -72,29 +72,27 @@ def simulate_together(trace: Trace, fleet: Fleet) -> list[ReplicaRecord]:
     events: list[tuple[float, int]] = []  # one for each replica that has something to do
     for arrival, key in zip(arrivals(trace), routing_keys(trace, fleet), strict=True):
         run_events(replicas, events, arrival.arrival_s)
-        number = router.choose(key, costs[arrival.index], loads)
-        loads[number] += costs[arrival.index]
-        placed[arrival.index] = number
-        replica = replicas[number]
+        chosen = router.choose(key, costs[arrival.number], loads)
+        loads[chosen] += costs[arrival.number]
+        placed[arrival.number] = chosen
+        replica = replicas[chosen]
         event_s = replica.next_event_s
         replica.add(arrival, arrival.arrival_s)
         if replica.next_event_s != event_s:
-            heapq.heappush(events, (replica.next_event_s, number))
+            heapq.heappush(events, (replica.next_event_s, chosen))
     run_events(replicas, events, math.inf)
     return [replica.record for replica in replicas]
 
 
-def run_events(
-    replicas: Sequence[Replica], events: list[tuple[float, int]], end_s: float
-) -> None:
+def run_events(replicas: Sequence[Replica], events: list[tuple[float, int]], end_s: float) -> None:
     """Live through everything that is due before `end_s`, over all replicas, in order."""
     while events and events[0][0] < end_s:
-        event_s, number = events[0]
-        replica = replicas[number]
+        event_s, chosen = events[0]
+        replica = replicas[chosen]
         if event_s == replica.next_event_s:  # else an earlier event has replaced it
             replica.wake()
             if replica.next_event_s < math.inf:
-                heapq.heapreplace(events, (replica.next_event_s, number))
+                heapq.heapreplace(events, (replica.next_event_s, chosen))
                 continue
         heapq.heappop(events)
 
@@ -140,14 +138,14 @@ def simulate_closed_loop(trace: Trace, fleet: Fleet, concurrency: int) -> Replic
     """One replica that always has so many requests, whatever the arrivals of the trace say."""
     waiting = arrivals(trace)
 
-    def send_next(index: int, now_s: float) -> None:
+    def send_next(_number: int, now_s: float) -> None:
         arrival = next(waiting, None)
         if arrival is not None:
             replica.add(arrival, now_s)
 
     replica = Replica(fleet.config, fleet.device, on_end=send_next)
-    for number in range(concurrency):
-        send_next(number, 0.0)
+    for _ in range(concurrency):
+        send_next(-1, 0.0)
     replica.run_until(math.inf)
     return replica.record
 

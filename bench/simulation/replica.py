@@ -27,9 +27,9 @@ __all__ = ["Arrival", "Replica"]
 
 
 class Arrival(NamedTuple):
-    """A request as it reaches a replica; the fields are those of Trace."""
+    """A request as it reaches a replica: its number in the trace, and the columns of Trace."""
 
-    index: int
+    number: int
     arrival_s: float
     prompt_len: int
     output_len: int
@@ -56,7 +56,7 @@ class Replica:
         record: what happened so far.
 
     Args:
-        on_end: called with a request's index and the time, whenever one has ended. It may call
+        on_end: called with a request's number and the time, whenever one has ended. It may call
             `add`.
     """
 
@@ -76,9 +76,7 @@ class Replica:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._step_times = StepTimeModel()
-        self._scheduler = Scheduler(
-            config, self._kv, eos_token_ids=(), step_times=self._step_times
-        )
+        self._scheduler = Scheduler(config, self._kv, eos_token_ids=(), step_times=self._step_times)
         self._buckets = buckets_for(config)
         self._slots: dict[tuple[int, bool], int] = {}
         self._depth = 2 if config.overlap else 1
@@ -94,7 +92,7 @@ class Replica:
     def add(self, arrival: Arrival, now_s: float) -> None:
         """Hand over a request. Everything due before `now_s` must have happened."""
         request = Request(
-            str(arrival.index),
+            str(arrival.number),
             prompt_ids(arrival),
             sampling_params(arrival.output_len),
             seed=0,
@@ -174,19 +172,19 @@ class Replica:
         for output in outputs:
             if output.finish_reason is None:
                 continue
-            index = int(output.request_id)
+            number = int(output.request_id)
             if output.finish_reason is FinishReason.LENGTH:
-                self._note_completion(index, output)
+                self._note_completion(number, output)
             else:
-                self.record.timed_out.append(index)
+                self.record.timed_out.append(number)
             if self._on_end is not None:
-                self._on_end(index, now_s)
+                self._on_end(number, now_s)
 
-    def _note_completion(self, index: int, output: RequestOutput) -> None:
+    def _note_completion(self, number: int, output: RequestOutput) -> None:
         timing, record = output.timing, self.record
         assert timing is not None, "the last output has no timing"
         assert timing.ttft_s is not None, "a complete request has no first token"
-        record.index.append(index)
+        record.index.append(number)
         record.queue_s.append(timing.queue_s)
         record.ttft_s.append(timing.ttft_s)
         record.decode_s.append(timing.decode_s)

@@ -184,7 +184,16 @@ class Trace:
 
     def take(self, indices: Ints) -> "Trace":
         """Some of the requests, in the order given."""
-        return Trace(*(column[indices] for column in self.columns))
+        return Trace(
+            arrival_s=self.arrival_s[indices],
+            prompt_len=self.prompt_len[indices],
+            output_len=self.output_len[indices],
+            prefix_len=self.prefix_len[indices],
+            group=self.group[indices],
+            session=self.session[indices],
+            tenant=self.tenant[indices],
+            priority=self.priority[indices],
+        )
 
     @property
     def columns(self) -> tuple[Floats, Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
@@ -280,7 +289,7 @@ def draw_arrivals(
         return np.zeros(len(turn))
     rate = config.request_rate * num_sessions / len(turn)
     gaps_s = source.gamma(config.burstiness, 1 / (rate * config.burstiness), num_sessions)
-    starts_s = np.cumsum(gaps_s) - gaps_s[0]
+    starts_s: Floats = np.cumsum(gaps_s) - gaps_s[0]
     if config.turns == 1:
         return starts_s
     pauses_s = source.exponential(config.think_s, len(turn))
@@ -288,4 +297,5 @@ def draw_arrivals(
     is_first = turn == 0
     elapsed_s = np.cumsum(np.where(is_first, 0.0, pauses_s))
     session = np.cumsum(is_first) - 1
-    return starts_s[session] + elapsed_s - elapsed_s[is_first][session]
+    arrival_s: Floats = starts_s[session] + elapsed_s - elapsed_s[is_first][session]
+    return arrival_s
