@@ -32,6 +32,7 @@ __all__ = [
     "check_port",
     "check_python",
     "compile_cache_dir",
+    "format_bytes",
     "model_cache_dir",
 ]
 

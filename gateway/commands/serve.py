@@ -5,16 +5,17 @@ Resolve the model, load it, compile everything, listen, and stop in good order.
 
 import asyncio
 import logging
-import re
 import signal
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
 import click
 import jax
 from rich.console import Console
+from rich.table import Table
 
 from gateway.chat_template import ChatTemplate
 from gateway.commands.address import (
@@ -23,10 +24,11 @@ from gateway.commands.address import (
     reason,
     write_port_file,
 )
+from gateway.commands.memory_table import MemoryPart, memory_table
 from gateway.commands.models import download_bar
-from gateway.commands.option_types import ByteSize, Seconds
 from gateway.commands.reporting import progress_bar, warnings_in_the_log
-from gateway.config import METRICS_PREFIX, GatewayConfig
+from gateway.commands.serve_options import ServeOptions, as_options, serve_options
+from gateway.config import GatewayConfig
 from gateway.diagnosis import compile_cache_dir
 from gateway.generation import TextGenerator
 from gateway.machine import read_machine
@@ -47,97 +49,8 @@ GIB = 1 << 30
 
 @click.command(context_settings={"auto_envvar_prefix": "HEADRACE", "show_default": True})
 @click.argument("model", required=False)
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option(
-    "--port-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the port here once we listen.",
-)
-@click.option("--served-model-name", multiple=True, help="Name in requests; may be repeated.")
-@click.option("--dtype", default="bfloat16", type=click.Choice(["bfloat16", "float32"]))
-@click.option("--max-model-len", type=click.IntRange(2), help="Context; default: the model's.")
-@click.option("--max-num-seqs", default=64, type=click.IntRange(1, 4096), help="Running requests.")
-@click.option(
-    "--max-num-batched-tokens",
-    default=512,
-    type=click.IntRange(8, 65536),
-    help="Tokens that a step can hold.",
-)
-@click.option(
-    "--max-num-scheduled-tokens",
-    type=click.IntRange(1),
-    help="Tokens that the scheduler puts into a step; default: what it can hold.",
-)
-@click.option(
-    "--max-num-queued-reqs",
-    default=1024,
-    type=click.IntRange(0),
-    help="Requests that may wait; beyond, new ones get 429.",
-)
-@click.option("--block-size", default="16", type=click.Choice(["8", "16", "32", "64", "128"]))
-@click.option(
-    "--kv-cache-memory-bytes",
-    type=ByteSize(),
-    help="Size of the KV cache, such as 2G. [default: 1G, at most a quarter of the memory]",
-)
-@click.option("--num-kv-blocks", type=click.IntRange(1), help="Its size in blocks instead.")
-@click.option(
-    "--watermark",
-    default=0.01,
-    type=click.FloatRange(0, 1, max_open=True),
-    help="Share of the blocks kept free at admission.",
-)
-@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True)
-@click.option(
-    "--overlap/--no-overlap", default=True, help="Work on the host while the device computes."
-)
-@click.option("--chat-template", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--allowed-origin", multiple=True, help="Web origin that may call us.")
-@click.option("--allowed-host", multiple=True, help="Further name in the Host header.")
-@click.option("--metrics-prefix", default=METRICS_PREFIX, type=click.Choice(["headrace", "vllm"]))
-@click.option(
-    "--shutdown-timeout",
-    default=30.0,
-    type=Seconds(),
-    help="Seconds that running requests may go on after SIGTERM.",
-)
-@click.option(
-    "--sse-keep-alive-interval",
-    default=15.0,
-    type=Seconds(),
-    help="Seconds of silence before a comment is sent; 0 never sends one.",
-)
-@click.option(
-    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])
-)
-def serve(
-    *,
-    model: str | None,
-    host: str,
-    port: int,
-    port_file: Path | None,
-    served_model_name: tuple[str, ...],
-    dtype: str,
-    max_model_len: int | None,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_num_scheduled_tokens: int | None,
-    max_num_queued_reqs: int,
-    block_size: str,
-    kv_cache_memory_bytes: int | None,
-    num_kv_blocks: int | None,
-    watermark: float,
-    enable_prefix_caching: bool,
-    overlap: bool,
-    chat_template: Path | None,
-    allowed_origin: tuple[str, ...],
-    allowed_host: tuple[str, ...],
-    metrics_prefix: str,
-    shutdown_timeout: float,
-    sse_keep_alive_interval: float,
-    log_level: str,
-) -> None:
+@serve_options
+def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     """Serve MODEL over websocket, SSE and OpenAI-compatible HTTP.
 
     MODEL is a directory (config.json, tokenizer.json, *.safetensors), a .gguf file, a hub id, or
@@ -147,46 +60,21 @@ def serve(
     """
     start_s = time.monotonic()
     logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=options["log_level"].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     # JAX tells at length which accelerators it did not find; `headrace doctor` says it better.
     logging.getLogger("jax").setLevel(logging.WARNING)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    options = EngineOptions(
-        dtype="float32" if dtype == "float32" else "bfloat16",
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_scheduled_tokens=max_num_scheduled_tokens,
-        max_num_seqs=max_num_seqs,
-        max_num_queued_requests=max_num_queued_reqs,
-        block_size=int(block_size),
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        num_kv_blocks=num_kv_blocks,
-        watermark=watermark,
-        enable_prefix_caching=enable_prefix_caching,
-        overlap=overlap,
-    )
+    engine_options = _engine_options(options)
     # What can be refused at once is not refused after minutes of loading.
-    check_address(host, port)
+    check_address(options["host"], options["port"])
+    port_file, chat_template = options["port_file"], options["chat_template"]
     if port_file is not None:
         prepare_port_file(port_file)
     source = None if chat_template is None else _read_template(chat_template)
     with download_bar(model or DEFAULT_ALIAS) as progress:
         files = resolve_model(model, progress=progress)
-    try:
-        config = GatewayConfig(
-            host=host,
-            port=port,
-            served_model_names=served_model_name or (files.name,),
-            allowed_origins=allowed_origin,
-            allowed_hosts=allowed_host,
-            metrics_prefix=metrics_prefix,
-            shutdown_timeout_s=shutdown_timeout,
-            sse_keep_alive_interval_s=sse_keep_alive_interval or None,
-        )
-    except ValueError as error:
-        raise _usage_error(error) from error
-
+    config = _gateway_config(options, model_name=files.name)
     _use_compile_cache()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
@@ -199,24 +87,24 @@ def serve(
         try:
             built = build_engine(
                 checkpoint,
-                options,
+                engine_options,
                 memory_bytes=read_machine().memory_bytes or 4 * GIB,
                 eos_token_ids=tokenizer.eos_ids,
                 weights_progress=weights,
                 compile_progress=compiling,
             )
         except ValueError as error:
-            raise _usage_error(error) from error
+            raise click.UsageError(as_options(str(error))) from error
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise click.ClickException(
                 "there is not enough memory for the weights and the KV cache; "
-                "try a smaller --kv-cache-memory-bytes or --num-kv-blocks"
+                "try a smaller --kv-cache-memory-bytes, or --kv-cache-dtype fp8"
             ) from error
     _describe(console, files.name, built)
 
-    metrics = Metrics(config.model_name, prefix=metrics_prefix)
+    metrics = Metrics(config.model_name, prefix=config.metrics_prefix)
     generator = TextGenerator(built.engine, tokenizer, template, config=config, metrics=metrics)
 
     def on_listening(server: Server) -> None:
@@ -224,6 +112,7 @@ def serve(
             write_port_file(port_file, server.port)
         console.print(f"ready after {time.monotonic() - start_s:.1f} s")
         console.print(f"  chat page   {server.url}/")
+        console.print(f"  dashboard   {server.url}/dashboard")
         console.print(f"  OpenAI API  {server.url}/v1")
         console.print(f"  websocket   {server.url.replace('http', 'ws', 1)}/v1/stream")
         console.print(f"  metrics     {server.url}/metrics")
@@ -261,17 +150,53 @@ async def _serve(
     await draining
 
 
-def _usage_error(error: ValueError) -> click.UsageError:
-    """Say what a configuration complains of, with its fields spelled as options."""
-    options = {parameter.name for parameter in serve.params}
+def _engine_options(options: ServeOptions) -> EngineOptions:
+    target_itl_ms = options["target_itl_ms"]
+    try:
+        return EngineOptions(
+            dtype=options["dtype"],
+            kv_cache_dtype=options["kv_cache_dtype"],
+            max_model_len=options["max_model_len"],
+            max_num_batched_tokens=options["max_num_batched_tokens"],
+            max_num_scheduled_tokens=options["max_num_scheduled_tokens"],
+            max_num_seqs=options["max_num_seqs"],
+            long_prefill_token_threshold=options["long_prefill_token_threshold"],
+            target_itl_s=None if target_itl_ms is None else target_itl_ms / 1000,
+            batching=options["batching"],
+            batch_window_s=options["batch_window_ms"] / 1000,
+            scheduling_policy=options["scheduling_policy"],
+            priority_aging_s=options["priority_aging_s"],
+            tenant_weights=dict(options["tenant_weight"]),
+            max_num_queued_requests=options["max_num_queued_reqs"],
+            max_num_queued_tokens=options["max_num_queued_tokens"],
+            queue_timeout_s=options["queue_timeout"],
+            block_size=int(options["block_size"]),
+            kv_cache_memory_bytes=options["kv_cache_memory_bytes"],
+            kv_cache_memory_share=options["kv_cache_memory_share"],
+            num_kv_blocks=options["num_kv_blocks"],
+            watermark=options["watermark"],
+            enable_prefix_caching=options["enable_prefix_caching"],
+            overlap=options["overlap"],
+            num_step_records=options["num_step_records"],
+        )
+    except ValueError as error:
+        raise click.UsageError(as_options(str(error))) from error
 
-    def as_option(match: re.Match[str]) -> str:
-        for name in (match[0], match[0].removesuffix("s"), match[0].removesuffix("_s")):
-            if name in options:
-                return "--" + name.replace("_", "-")
-        return match[0]
 
-    return click.UsageError(re.sub(r"[a-z]+(?:_[a-z]+)+", as_option, str(error)))
+def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
+    try:
+        return GatewayConfig(
+            host=options["host"],
+            port=options["port"],
+            served_model_names=options["served_model_name"] or (model_name,),
+            allowed_origins=options["allowed_origin"],
+            allowed_hosts=options["allowed_host"],
+            metrics_prefix=options["metrics_prefix"],
+            shutdown_timeout_s=options["shutdown_timeout"],
+            sse_keep_alive_interval_s=options["sse_keep_alive_interval"] or None,
+        )
+    except ValueError as error:
+        raise click.UsageError(as_options(str(error))) from error
 
 
 def _read_template(path: Path) -> str:
@@ -309,11 +234,28 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
             "the KV cache holds no more; see --kv-cache-memory-bytes"
         )
     console.print(
-        f"KV cache {capacity:,} tokens in {config.num_blocks - 1:,} blocks of {config.block_size}; "
-        f"{capacity / config.max_model_len:.1f} requests at the full length of "
-        f"{config.max_model_len:,} tokens"
+        f"{config.batching} batching in steps of up to {config.max_num_batched_tokens} tokens and "
+        f"{config.max_num_seqs} requests; {built.num_buckets} buckets compiled, "
+        "nothing is compiled from here on"
     )
     console.print(
-        f"steps of up to {config.max_num_batched_tokens} tokens and {config.max_num_seqs} "
-        f"requests; {built.num_buckets} buckets compiled, nothing is compiled from here on"
+        f"KV cache for {capacity / config.max_model_len:.1f} requests at the full length of "
+        f"{config.max_model_len:,} tokens"
     )
+    console.print(_memory_table(built))
+
+
+def _memory_table(built: BuiltEngine) -> Table:
+    config, memory = built.config, built.memory
+    cache_dtype = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    parts = (
+        MemoryPart("weights", memory.weights, config.dtype),
+        MemoryPart(
+            "KV cache",
+            memory.kv_cache,
+            f"{config.kv_capacity_tokens:,} tokens in {config.num_blocks - 1:,} blocks of "
+            f"{config.block_size}, {cache_dtype}",
+        ),
+        MemoryPart("workspace", memory.workspace, "of the largest step"),
+    )
+    return memory_table(parts, available=memory.available)

@@ -1,6 +1,7 @@
 """The life of a real server process: start, endpoints, and every way to end."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -77,10 +78,13 @@ async def answer(session: aiohttp.ClientSession, body: dict) -> tuple[int, dict]
 def test_the_start_says_what_was_decided_and_where_it_listens(tiny_server):
     assert "model llama (llama), bfloat16, on cpu\n" in tiny_server.log
     assert (
-        "KV cache 1,920 tokens in 120 blocks of 16; 3.8 requests at the full length of 512 tokens\n"
+        "continuous batching in steps of up to 64 tokens and 8 requests; 3 buckets compiled"
     ) in tiny_server.log
-    assert "steps of up to 64 tokens and 8 requests; 3 buckets compiled" in tiny_server.log
+    assert "KV cache for 3.8 requests at the full length of 512 tokens\n" in tiny_server.log
+    assert "1,920 tokens in 120 blocks of 16, bfloat16\n" in tiny_server.log
+    assert re.search(r"  memory +\d+\.\d [KMG]iB +of \d+\.\d GiB *\n", tiny_server.log)
     assert f"  chat page   {tiny_server.url}/\n" in tiny_server.log
+    assert f"  dashboard   {tiny_server.url}/dashboard\n" in tiny_server.log
     assert f"  OpenAI API  {tiny_server.url}/v1\n" in tiny_server.log
     assert f"  websocket   ws://127.0.0.1:{tiny_server.port}/v1/stream\n" in tiny_server.log
     assert f"  metrics     {tiny_server.url}/metrics\n" in tiny_server.log
