@@ -122,14 +122,14 @@ class TextGenerator:
     def close(self) -> None:
         self._encoder.close()
 
-    def check_capacity(self, num_requests: int) -> None:
+    def check_capacity(self, num_requests: int, *, tenant: str) -> None:
         """Refuse before any work on so many requests that are to be started together.
 
         Raises:
             gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503).
         """
         try:
-            self._check_capacity(num_requests)
+            self._check_capacity(num_requests, tenant)
         except GatewayError as exc:
             self._count_rejection(exc)
             raise
@@ -236,7 +236,7 @@ class TextGenerator:
         return await self._encoder.run(self._tokenizer.decode, token_ids, skip_special=False)
 
     async def _prepare(self, request: GenerationRequest) -> PreparedGeneration:
-        self._check_capacity(1)
+        self._check_capacity(1, request.tenant)
         limits = self.engine.limits
         self._check_strings(request)
         _check_scheduling(request)
@@ -258,10 +258,10 @@ class TextGenerator:
             )
         return PreparedGeneration(request=request, prompt_token_ids=ids, params=params)
 
-    def _check_capacity(self, num_requests: int) -> None:
+    def _check_capacity(self, num_requests: int, tenant: str) -> None:
         if not self.engine.is_ready:
             raise Unavailable("the engine accepts no requests now", code="not_ready")
-        _engine_checked(lambda: self.engine.check_capacity(num_requests))
+        _engine_checked(lambda: self.engine.check_capacity(num_requests, tenant=tenant))
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
         limits = self.engine.limits

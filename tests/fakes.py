@@ -159,6 +159,7 @@ class FakeEngine:
         steps: a log to which tests add records.
         num_aborts: requests that were left before their end.
         num_cached_tokens, num_preemptions: reported for every request.
+        full_for: tenants for which the queue is full.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class FakeEngine:
         self.num_aborts = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.full_for: set[str] = set()
         self.num_steps = 0
         self.generation_tokens = 0
         self._requests: dict[str, _FakeRequest] = {}
@@ -198,7 +200,8 @@ class FakeEngine:
     # What TokenEngine asks for.
 
     def check_capacity(self, num_requests: int, *, tenant: str = "") -> None:
-        if self.num_waiting + num_requests > self.limits.max_num_queued_requests:
+        is_full = self.num_waiting + num_requests > self.limits.max_num_queued_requests
+        if is_full or tenant in self.full_for:
             raise QueueFullError("too many requests wait", retry_after_s=3.0)
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
@@ -208,7 +211,7 @@ class FakeEngine:
             raise EngineStoppingError("the engine accepts no requests")
         if not all(request.prompt_token_ids for request in requests):
             raise InvalidRequestError("the prompt is empty", field="prompt")
-        self.check_capacity(len(requests))
+        self.check_capacity(len(requests), tenant=requests[0].tenant)
         if self._refusal is not None:
             raise self._refusal
         streams = [self._accept(request) for request in requests]

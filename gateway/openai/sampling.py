@@ -105,9 +105,9 @@ async def prepare_all(
 ) -> list[PreparedGeneration]:
     """Prepare one after the other: a request with many prompts does not crowd out others.
 
-    Nothing is tokenized if there is no room for n choices of each.
+    Nothing is tokenized if there is no room for n choices of each. All are of one tenant.
     """
-    generator.check_capacity(n * len(requests))
+    generator.check_capacity(n * len(requests), tenant=requests[0].tenant)
     return [await generator.prepare(request) for request in requests]
 
 

@@ -238,6 +238,13 @@ async def test_a_full_queue_is_status_429_tokenizes_nothing_and_starts_none(star
     assert gateway.engine.submitted == []
 
 
+async def test_a_queue_that_is_full_for_one_tenant_tokenizes_nothing_of_it(start_gateway):
+    gateway = await start_gateway(tokenizer=NoTokenizer())
+    gateway.engine.full_for = {"alice"}
+    status, _ = await gateway.post(URL, {"prompt": ["x", "y"], "tenant": "alice"})
+    assert status == 429
+
+
 @pytest.mark.parametrize("reason", ["queued_tokens", "queue_timeout"])
 async def test_a_refusal_by_the_backlog_names_its_reason(gateway, reason):
     gateway.engine.refuse(reason, retry_after_s=0.2)
