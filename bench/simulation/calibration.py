@@ -10,6 +10,7 @@ host was late.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -66,7 +67,8 @@ class CalibratedDevice:
         points = sorted((slots, base) for (of, slots), base in self.base_s.items() if of == kind)
         if num_slots > points[-1][0]:
             return points[-1][1] * num_slots / points[-1][0]
-        return float(np.interp(num_slots, *zip(*points, strict=True)))
+        sizes, bases_s = zip(*points, strict=True)
+        return float(np.interp(num_slots, np.array(sizes), np.array(bases_s)))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -137,7 +139,7 @@ def mean_gap_s(steps: Sequence[RecordedStep]) -> float:
     """How long the device waited for a step that the host had begun to schedule in time."""
     gaps_s = [
         max(0.0, after.device_start_s - before.end_s)
-        for before, after in zip(steps, steps[1:], strict=False)
+        for before, after in pairwise(steps)
         if after.index == before.index + 1 and after.scheduled_s <= before.end_s
     ]
     return fmean(gaps_s) if gaps_s else 0.0

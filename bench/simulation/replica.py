@@ -75,9 +75,9 @@ class Replica:
             block_size=config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._step_times = StepTimeModel()
-        self._scheduler = Scheduler(config, self._kv, eos_token_ids=(), step_times=self._step_times)
         self._buckets = buckets_for(config)
+        self._step_times = None if config.target_itl_s is None else self._warm_up()
+        self._scheduler = Scheduler(config, self._kv, eos_token_ids=(), step_times=self._step_times)
         self._slots: dict[tuple[int, bool], int] = {}
         self._depth = 2 if config.overlap else 1
         self._in_flight: deque[StepInFlight] = deque()
@@ -127,6 +127,14 @@ class Replica:
             raise RuntimeError(f"the scheduler has requests at {now_s} s, but schedules none")
         self.next_event_s = math.inf if event_s is None else event_s
 
+    def _warm_up(self) -> StepTimeModel:
+        """Measure every bucket without sequences, as the engine does at its start."""
+        times_s = {
+            bucket: self._device.step_s(StepLoad(bucket.num_tokens, bucket.decode_only, 0, 0, 0))
+            for bucket in self._buckets
+        }
+        return StepTimeModel(self._buckets, times_s)
+
     def _launch(self, now_s: float) -> bool:
         """Schedule a step and give it to the device. Returns False if there was nothing to do."""
         output = self._scheduler.schedule(now_s)
@@ -159,7 +167,8 @@ class Replica:
         """Give the tokens of a finished step to their requests."""
         scheduled = step.output.scheduled
         self.record.end_s = step.end_s
-        self._step_times.observe(step.output.work, step.duration_s)
+        if self._step_times is not None:
+            self._step_times.observe(step.output.work, step.duration_s)
         last_times = Counter([item.request.last_token_time_s for item in scheduled if item.samples])
         for last_s, count in last_times.items():
             if last_s is not None:
