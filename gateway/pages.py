@@ -1,4 +1,4 @@
-"""The chat page and what it loads: a few files, read once, served with a strict policy."""
+"""The pages and what they load: a few files, read once, served with a strict policy."""
 
 import mimetypes
 from importlib import resources
@@ -23,12 +23,14 @@ CONTENT_SECURITY_POLICY = "; ".join(
 )
 
 INDEX = "index.html"
+DASHBOARD = "dashboard.html"
 
 
 def add_routes(app: web.Application, folder: Traversable | None = None) -> None:
-    """Serve `/` and `/static/NAME` from this folder, by default the one of the package."""
+    """Serve `/`, `/dashboard` and `/static/NAME` from this folder, else from the package's."""
     pages = _Pages(folder if folder is not None else resources.files("gateway") / "static")
     app.router.add_get("/", pages.index)
+    app.router.add_get("/dashboard", pages.dashboard)
     app.router.add_get("/static/{name}", pages.file)
 
 
@@ -42,6 +44,9 @@ class _Pages:
 
     async def index(self, _request: web.Request) -> web.Response:
         return self._response(INDEX)
+
+    async def dashboard(self, _request: web.Request) -> web.Response:
+        return self._response(DASHBOARD)
 
     async def file(self, request: web.Request) -> web.Response:
         return self._response(request.match_info["name"])

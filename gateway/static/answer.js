@@ -1,5 +1,7 @@
 // One answer on the page. Everything the model says becomes text nodes; nothing is parsed as HTML.
 
+import { formatSeconds } from "./format.js";
+
 /** Write text into an element as it comes; ``` fences become code blocks. */
 export class AnswerText {
   constructor(element) {
@@ -95,8 +97,4 @@ export function describe(done) {
   const reasons = { stop: "complete", length: "cut at the limit", cancelled: "stopped by you" };
   parts.push(reasons[done.finish_reason] ?? done.finish_reason);
   return parts;
-}
-
-export function formatSeconds(seconds) {
-  return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
 }

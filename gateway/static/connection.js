@@ -1,7 +1,7 @@
 // The native stream protocol (docs/protocol.md) over one websocket that comes back by itself.
 
-const FIRST_RETRY_MS = 500;
-const LONGEST_RETRY_MS = 15_000;
+import { RetryingSocket } from "./retrying_socket.js";
+
 const PONG_TIMEOUT_MS = 10_000;
 
 /**
@@ -18,52 +18,42 @@ export class Connection {
    * @param {(state: {name: "connecting"|"open"|"waiting", hello?: Object, retryAtMs?: number}) => void} onState
    */
   constructor(url, onState) {
-    this.url = url;
     this.onState = onState;
-    this.socket = null;
     this.hello = null;
     this.streams = new Map();
     this.numStarted = 0;
-    this.numFailures = 0;
-    this.retryAfterMs = 0;
-    this.retryTimer = 0;
     this.pingTimer = 0;
     this.pongTimer = 0;
-    addEventListener("online", () => this.retryNow());
+    this.socket = new RetryingSocket(url, ["headrace.v1.json"], {
+      message: (message) => this.receive(message),
+      lost: () => this.lost(),
+      state: onState,
+    });
   }
 
   get isOpen() {
     return this.hello !== null;
   }
 
-  /** Begin a generation and return its id. */
-  start(request, handlers) {
-    const id = `c${++this.numStarted}`;
-    this.streams.set(id, handlers);
-    this.send({ type: "start", id, request, return_token_ids: true });
-    return id;
-  }
-
-  cancel(id) {
-    if (this.streams.has(id)) this.send({ type: "cancel", id });
+  connect() {
+    this.socket.connect();
   }
 
   /** Connect at once instead of waiting for the timer. */
   retryNow() {
-    if (this.socket === null) this.connect();
+    this.socket.retryNow();
   }
 
-  connect() {
-    clearTimeout(this.retryTimer);
-    this.onState({ name: "connecting" });
-    const socket = new WebSocket(this.url, "headrace.v1.json");
-    this.socket = socket;
-    socket.onmessage = (event) => this.receive(JSON.parse(event.data));
-    socket.onclose = () => this.lost(socket);
+  /** Begin a generation and return its id. */
+  start(request, handlers) {
+    const id = `c${++this.numStarted}`;
+    this.streams.set(id, handlers);
+    this.socket.send({ type: "start", id, request, return_token_ids: true });
+    return id;
   }
 
-  send(message) {
-    this.socket?.send(JSON.stringify(message));
+  cancel(id) {
+    if (this.streams.has(id)) this.socket.send({ type: "cancel", id });
   }
 
   receive(message) {
@@ -71,8 +61,7 @@ export class Connection {
     switch (message.type) {
       case "hello":
         this.hello = message;
-        this.numFailures = 0;
-        this.retryAfterMs = 0;
+        this.socket.succeeded();
         this.pingTimer = setInterval(() => this.ping(), message.heartbeat_s * 1000);
         this.onState({ name: "open", hello: message });
         break;
@@ -88,7 +77,7 @@ export class Connection {
         stream?.failed(message.error.message);
         break;
       case "goaway":
-        this.retryAfterMs = message.retry_after_s * 1000;
+        this.socket.stayAway(message.retry_after_s);
         break;
       case "pong":
         clearTimeout(this.pongTimer);
@@ -98,28 +87,17 @@ export class Connection {
 
   // A browser cannot see that the other side is gone until it tries to speak to it.
   ping() {
-    const socket = this.socket;
-    this.send({ type: "ping", t: Math.round(performance.now()) });
+    this.socket.send({ type: "ping", t: Math.round(performance.now()) });
     clearTimeout(this.pongTimer);
-    this.pongTimer = setTimeout(() => this.lost(socket), PONG_TIMEOUT_MS);
+    this.pongTimer = setTimeout(() => this.socket.drop(), PONG_TIMEOUT_MS);
   }
 
-  lost(socket) {
-    if (this.socket !== socket) return;
-    socket.onclose = socket.onmessage = null;
-    socket.close();
+  lost() {
     clearInterval(this.pingTimer);
     clearTimeout(this.pongTimer);
-    this.socket = null;
     this.hello = null;
     const streams = [...this.streams.values()];
     this.streams.clear();
     for (const stream of streams) stream.failed("The connection to the server was lost.");
-
-    // Twice as long each time, and never all pages at the same moment.
-    const backoff = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.numFailures++);
-    const delay = Math.max(this.retryAfterMs, backoff) * (0.75 + Math.random() / 2);
-    this.retryTimer = setTimeout(() => this.connect(), delay);
-    this.onState({ name: "waiting", retryAtMs: performance.now() + delay });
   }
 }

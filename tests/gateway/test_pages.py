@@ -1,3 +1,6 @@
+import re
+from importlib import resources
+
 import pytest
 from aiohttp import web
 
@@ -9,6 +12,7 @@ from gateway.middleware import errors_as_json
 async def client(aiohttp_client, tmp_path):
     (tmp_path / "static").mkdir()
     (tmp_path / "static" / "index.html").write_text("<p>hello")
+    (tmp_path / "static" / "dashboard.html").write_text("<p>steps")
     (tmp_path / "static" / "chat.js").write_text("1;")
     (tmp_path / "secret.txt").write_text("secret")
     app = web.Application(middlewares=[errors_as_json])
@@ -16,9 +20,10 @@ async def client(aiohttp_client, tmp_path):
     return await aiohttp_client(app)
 
 
-async def test_the_page_comes_with_a_strict_policy(client):
-    response = await client.get("/")
-    assert await response.text() == "<p>hello"
+@pytest.mark.parametrize(("path", "text"), [("/", "<p>hello"), ("/dashboard", "<p>steps")])
+async def test_a_page_comes_with_a_strict_policy(client, path, text):
+    response = await client.get(path)
+    assert await response.text() == text
     assert response.content_type == "text/html"
     policy = response.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
@@ -41,7 +46,25 @@ async def test_nothing_outside_the_folder_is_served(client, path):
     assert "secret\n" not in await response.text()
 
 
-async def test_the_gateway_serves_the_page_of_the_package(gateway):
-    async with gateway.session.get("/") as response:
+@pytest.mark.parametrize("path", ["/", "/dashboard"])
+async def test_the_gateway_serves_the_pages_of_the_package(gateway, path):
+    async with gateway.session.get(path) as response:
         assert response.status == 200
         assert response.content_type == "text/html"
+        html = await response.text()
+    # Nothing inline that the policy would block, nothing from another host, nothing missing.
+    assert re.findall(r"<style|style=|<script(?![^>]* src=)|\son\w+=|https?://", html) == []
+    files = re.findall(r'(?:href|src)="(static/[^"]+)"', html)
+    assert len(files) >= 4
+    for name in files:
+        async with gateway.session.get(f"/{name}") as response:
+            assert response.status == 200
+
+
+def test_every_script_imports_only_files_that_are_there():
+    folder = resources.files("gateway") / "static"
+    names = {entry.name for entry in folder.iterdir()}
+    for name in names:
+        if name.endswith(".js"):
+            imports = re.findall(r'from "\./([^"]+)"', (folder / name).read_text())
+            assert set(imports) <= names, name

@@ -2,7 +2,9 @@
 
 import { AnswerText, describe } from "./answer.js";
 import { Connection } from "./connection.js";
+import { socketUrl } from "./retrying_socket.js";
 import { Settings } from "./settings.js";
+import { StateLine } from "./state_line.js";
 
 const $ = (id) => document.getElementById(id);
 const scroller = $("scroller");
@@ -13,31 +15,12 @@ const settings = new Settings();
 let history = []; // {role, content}: what the model is told about the conversation so far
 let current = null; // the answer that streams now
 
-const url = new URL("v1/stream", document.baseURI);
-url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-const connection = new Connection(url, showState);
-
-// ---- the state of the connection ----
-
-let countdown = 0;
+const connection = new Connection(socketUrl("v1/stream"), showState);
+const stateLine = new StateLine(() => connection.retryNow());
 
 function showState(state) {
-  clearInterval(countdown);
-  $("state").dataset.state = state.name;
-  $("retry").hidden = state.name !== "waiting";
-  if (state.name === "open") {
-    $("state-text").textContent = state.hello.model;
-    input.placeholder = `Message ${state.hello.model}`;
-  } else if (state.name === "connecting") {
-    $("state-text").textContent = "Connecting";
-  } else {
-    const show = () => {
-      const seconds = Math.max(1, Math.ceil((state.retryAtMs - performance.now()) / 1000));
-      $("state-text").textContent = `No connection, next try in ${seconds} s`;
-    };
-    show();
-    countdown = setInterval(show, 1000);
-  }
+  stateLine.show(state, state.hello?.model);
+  if (state.name === "open") input.placeholder = `Message ${state.hello.model}`;
   showButtons();
 }
 
@@ -223,7 +206,6 @@ addEventListener("keydown", (event) => {
 });
 
 $("stop").onclick = stop;
-$("retry").onclick = () => connection.retryNow();
 
 $("new-chat").onclick = () => {
   if (current !== null) connection.cancel(current.id);

@@ -1,0 +1,80 @@
+// A websocket for JSON messages that comes back by itself.
+
+const FIRST_RETRY_MS = 500;
+const LONGEST_RETRY_MS = 15_000;
+
+/**
+ * @typedef {Object} SocketHandlers
+ * @property {(message: Object) => void} message
+ * @property {() => void} lost  an attempt or an open connection has ended
+ * @property {(state: {name: "connecting"|"waiting", retryAtMs?: number}) => void} state
+ */
+
+export class RetryingSocket {
+  /**
+   * @param {URL} url
+   * @param {string[]} protocols
+   * @param {SocketHandlers} handlers
+   */
+  constructor(url, protocols, handlers) {
+    this.url = url;
+    this.protocols = protocols;
+    this.handlers = handlers;
+    this.socket = null;
+    this.numFailures = 0;
+    this.retryAfterMs = 0;
+    this.retryTimer = 0;
+    addEventListener("online", () => this.retryNow());
+  }
+
+  connect() {
+    clearTimeout(this.retryTimer);
+    this.handlers.state({ name: "connecting" });
+    this.socket = new WebSocket(this.url, this.protocols);
+    this.socket.onmessage = (event) => this.handlers.message(JSON.parse(event.data));
+    this.socket.onclose = () => this.drop();
+  }
+
+  /** Connect at once instead of waiting for the timer. */
+  retryNow() {
+    if (this.socket === null) this.connect();
+  }
+
+  send(message) {
+    this.socket?.send(JSON.stringify(message));
+  }
+
+  /** The server answers as it should: the next failure is the first again. */
+  succeeded() {
+    this.numFailures = 0;
+    this.retryAfterMs = 0;
+  }
+
+  /** The server asks not to come back sooner. */
+  stayAway(seconds) {
+    this.retryAfterMs = seconds * 1000;
+  }
+
+  /** Give up this connection, if there is one, and come back later. */
+  drop() {
+    const socket = this.socket;
+    if (socket === null) return;
+    socket.onclose = socket.onmessage = null;
+    socket.close();
+    this.socket = null;
+    this.handlers.lost();
+
+    // Twice as long each time, and never all pages at the same moment.
+    const backoff = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.numFailures++);
+    const delay = Math.max(this.retryAfterMs, backoff) * (0.75 + Math.random() / 2);
+    this.retryTimer = setTimeout(() => this.connect(), delay);
+    this.handlers.state({ name: "waiting", retryAtMs: performance.now() + delay });
+  }
+}
+
+/** Return the address of a websocket of this server. */
+export function socketUrl(path) {
+  const url = new URL(path, document.baseURI);
+  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  return url;
+}
