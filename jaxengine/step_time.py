@@ -1,15 +1,266 @@
-"""Stub of the lead, to be overwritten."""
+"""How long a step will take: a linear model that is fitted while serving.
+
+    time = base of the bucket
+           + decode slope x decode_context + prefill slope x prefill_context
+           + sampling slope x rows that are drawn at random
+
+The bases come from the warm-up, which runs every bucket without sequences; the slopes start at
+nothing and are learned from the first steps on. Both are then followed by a Kalman filter, with
+two guards that serving needs:
+
+* Forgetting is exponential resetting (Salgado, Goodwin and Middleton, 1988): with every step the
+  covariance moves a little way back to where it began. What the traffic says nothing about keeps
+  its value and becomes uncertain, but never more so than before the first step; plain forgetting
+  would let the covariance wind up while the traffic is constant.
+* The error that a step may teach is bounded in standard deviations, as in Huber's estimator: a
+  step that the operating system disturbed moves the fit no more than an unlucky one.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from jaxengine.buckets import Bucket
+
+__all__ = ["StepTimeModel", "StepWork"]
+
+# How far real steps without context may be off what the warm-up measured, as standard deviations:
+# all together, because the machine is busier now, and every bucket for itself.
+COMMON_BASE_SPREAD = 0.2
+OWN_BASE_SPREAD = 0.1
+
+# The slopes begin at zero, and are believed to be below these shares of what the largest bucket
+# costs per token: a position attended to by a decode, one attended to by a prompt token, a
+# sampled row.
+SLOPE_SPREADS = (0.01, 0.001, 5.0)
+
+# Share of the way back to the first covariance in every step: the memory is about 200 steps.
+FORGETTING = 0.005
+
+# Errors teach up to so many standard deviations; about Huber's choice.
+CLIP = 1.5
+
+# How fast the spread and the margin follow, per step; and what an error counts for at most in the
+# spread, as a multiple of it.
+SPREAD_RATE = 0.02
+MARGIN_RATE = 0.05
+SPREAD_CLIP = 3
+
+FIRST_SPREAD = 0.1
+LEAST_SPREAD = 0.01
+
+# Share of steps that the margin covers.
+MARGIN_QUANTILE = 0.9
+
+# A base falls to no less than this share of the time of the warm-up, so that times are positive.
+LEAST_BASE = 0.01
+
+# Mean absolute error of a normal distribution to its standard deviation.
+SPREAD_TO_DEVIATION = math.sqrt(math.pi / 2)
 
 
 class StepWork(NamedTuple):
+    """What a step has the device do.
+
+    Attributes:
+        num_tokens: token slots taken, padding of static batches included.
+        num_seqs: sequences with tokens in the step.
+        decode_only: every one of them has a single token.
+        decode_context: positions that sequences with a single token attend to, in all.
+        prefill_context: positions that the tokens of all others attend to, in all.
+        num_sampled: sequences whose next token is drawn at random.
+    """
+
     num_tokens: int
     num_seqs: int
     decode_only: bool
     decode_context: int
     prefill_context: int
     num_sampled: int
+
+
 class StepTimeModel:
-    def predict(self, work): return 0.0
-    def observe(self, work, duration_s): return 0.0
-    def most_prefill_tokens(self, limit_s, work, *, first_position, at_most): return at_most
+    """Predicts how long the device takes for a step, and learns from how long it took.
+
+    Args:
+        buckets: the compiled sizes; a step takes the smallest that holds it.
+        bucket_times_s: how long each takes without any sequences.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], bucket_times_s: Mapping[Bucket, float]) -> None:
+        if not all(bucket_times_s[bucket] > 0 for bucket in buckets):
+            raise ValueError(f"bucket times must be positive, got {dict(bucket_times_s)}")
+        # In the order of `smallest_bucket`, so that the first one that holds a step is its bucket.
+        self._buckets = sorted(buckets, key=lambda b: (b.num_tokens, b.num_seqs, not b.decode_only))
+        bases = [bucket_times_s[bucket] for bucket in self._buckets]
+        token_s = bases[-1] / self._buckets[-1].num_tokens
+        self._parameters = [*bases, 0.0, 0.0, 0.0]
+        self._least = [*(base * LEAST_BASE for base in bases), 0.0, 0.0, 0.0]
+        self._covariance = self._first_covariance = [
+            [
+                base * other * (COMMON_BASE_SPREAD**2 + OWN_BASE_SPREAD**2 * (i == j))
+                for j, other in enumerate(bases)
+            ]
+            + [0.0, 0.0, 0.0]
+            for i, base in enumerate(bases)
+        ] + [
+            [(spread * token_s) ** 2 * (i == j) for j in range(len(bases) + 3)]
+            for i, spread in enumerate(SLOPE_SPREADS, len(bases))
+        ]
+        self._spread = FIRST_SPREAD
+        self._margin = FIRST_SPREAD
+
+    @property
+    def base_times_s(self) -> dict[Bucket, float]:
+        """What a step in each bucket costs whatever it holds."""
+        return dict(zip(self._buckets, self._parameters, strict=False))
+
+    @property
+    def slopes_s(self) -> tuple[float, float, float]:
+        """Time per position that a decode attends to, that a prompt token does, and drawn row."""
+        decode, prefill, sampling = self._parameters[-3:]
+        return decode, prefill, sampling
+
+    @property
+    def spread(self) -> float:
+        """Mean relative error of the last steps, outliers clipped."""
+        return self._spread
+
+    @property
+    def margin(self) -> float:
+        """What 9 of 10 steps do not exceed their prediction by, as a share of it."""
+        return self._margin
+
+    def predict(self, work: StepWork) -> float:
+        """Return the seconds that a step is expected to take.
+
+        Raises:
+            ValueError: no bucket holds it.
+        """
+        return self._time_s(self._index_of_bucket(work), work)
+
+    def observe(self, work: StepWork, duration_s: float) -> float:
+        """Learn how long a step took.
+
+        Returns:
+            By how much it was predicted too short, in seconds.
+        """
+        index = self._index_of_bucket(work)
+        predicted_s = self._time_s(index, work)
+        error_s = duration_s - predicted_s
+        decode, prefill, drawn = self._features(index, work)
+        # Covariance of each parameter with the prediction.
+        shared = [
+            row[index] + row[-3] * decode + row[-2] * prefill + row[-1] * drawn
+            for row in self._covariance
+        ]
+        variance = (
+            (SPREAD_TO_DEVIATION * self._spread * predicted_s) ** 2
+            + shared[index]
+            + shared[-3] * decode
+            + shared[-2] * prefill
+            + shared[-1] * drawn
+        )
+        most_s = CLIP * math.sqrt(variance)
+        step = max(-most_s, min(error_s, most_s)) / variance
+        self._parameters = [
+            max(value + covariance * step, least)
+            for value, covariance, least in zip(self._parameters, shared, self._least, strict=True)
+        ]
+        keep = 1 - FORGETTING
+        self._covariance = [
+            [
+                keep * (now - of_row * of_column / variance) + FORGETTING * first
+                for now, of_column, first in zip(row, shared, first_row, strict=True)
+            ]
+            for row, first_row, of_row in zip(
+                self._covariance, self._first_covariance, shared, strict=True
+            )
+        ]
+        self._learn_spread(error_s / predicted_s)
+        return error_s
+
+    def most_prefill_tokens(
+        self, limit_s: float, work: StepWork, *, first_position: int, at_most: int
+    ) -> int:
+        """Return how many tokens of a prompt to add to a step that must end in time.
+
+        All of them if that fits, else the number that prefills fastest: the most that fit, or
+        what fills a smaller bucket, if the next one would be nearly as dear with few tokens in it
+        as full. May be off where the prompt ends and is the first to be sampled at random.
+
+        Args:
+            limit_s: how long the step may take, in 9 of 10 cases.
+            work: the step so far.
+            first_position: of the tokens in their prompt.
+            at_most: tokens that are left of it, or of the budget.
+
+        Returns:
+            A number from 0, where not even one fits, to `at_most`.
+        """
+        prefill_s = self._parameters[-2]
+        limit_s /= 1 + self._margin
+        # Prompt tokens so far, but for one of each prompt.
+        num_before = work.num_tokens - work.num_seqs
+        now_s = self._time_s(self._index_of_bucket(work), work)
+        best, best_speed = 0, num_before / (now_s - prefill_s * work.prefill_context)
+        num_filled = 0  # what fits into the smaller buckets
+        for index, bucket in enumerate(self._buckets):
+            room = min(bucket.num_tokens - work.num_tokens, at_most)
+            if bucket.decode_only or work.num_seqs >= bucket.num_seqs or room <= num_filled:
+                continue
+            without_s = self._time_s(index, work)
+            num_fitting = min(room, _most_tokens(limit_s - without_s, prefill_s, first_position))
+            if num_fitting > num_filled:
+                if num_fitting == at_most:
+                    return at_most
+                # The attention of prompts costs the same however they are cut, so it is left out.
+                cost_s = without_s - prefill_s * work.prefill_context
+                speed = (num_before + num_fitting) / cost_s
+                if speed > best_speed:
+                    best, best_speed = num_fitting, speed
+            num_filled = room
+        return best
+
+    def _index_of_bucket(self, work: StepWork) -> int:
+        for index, (num_tokens, num_seqs, decode_only) in enumerate(self._buckets):
+            if (
+                work.num_tokens <= num_tokens
+                and work.num_seqs <= num_seqs
+                and (work.decode_only or not decode_only)
+            ):
+                return index
+        raise ValueError(f"no bucket holds {work.num_tokens} tokens of {work.num_seqs} sequences")
+
+    def _features(self, index: int, work: StepWork) -> tuple[int, int, int]:
+        """Return what the slopes are multiplied with, in a bucket that holds the step."""
+        # If one row is drawn at random, all rows of the bucket are.
+        num_drawn = self._buckets[index].num_seqs if work.num_sampled else 0
+        return work.decode_context, work.prefill_context, num_drawn
+
+    def _time_s(self, index: int, work: StepWork) -> float:
+        decode, prefill, drawn = self._features(index, work)
+        values = self._parameters
+        return values[index] + values[-3] * decode + values[-2] * prefill + values[-1] * drawn
+
+    def _learn_spread(self, relative_error: float) -> None:
+        """Follow the mean absolute error, and the quantile by Robbins and Monro's steps."""
+        clipped = min(abs(relative_error), SPREAD_CLIP * self._spread)
+        self._spread = max(self._spread + SPREAD_RATE * (clipped - self._spread), LEAST_SPREAD)
+        exceeds = relative_error > self._margin
+        step = MARGIN_RATE * self._spread * (MARGIN_QUANTILE - (not exceeds))
+        self._margin = max(self._margin + step, 0.0)
+
+
+def _most_tokens(left_s: float, pair_s: float, first_position: int) -> int:
+    """Return how many tokens from a position on can attend in the time that is left.
+
+    n tokens attend to n (2 first_position + n + 1) / 2 positions; this is the positive root.
+    """
+    if left_s < 0:
+        return 0
+    if pair_s == 0:
+        return sys.maxsize
+    half = first_position + 0.5
+    return int(math.sqrt(half * half + 2 * left_s / pair_s) - half)
