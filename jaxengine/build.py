@@ -22,6 +22,7 @@ from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.models.loader import TensorSource, load_decoder
+from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
 
 __all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
@@ -227,7 +228,12 @@ def build_engine(
         max_num_queued_requests=config.max_num_queued_requests,
         eos_token_ids=model.eos_token_ids,
     )
-    core = EngineCore(config, runner, eos_token_ids=model.eos_token_ids)
+    core = EngineCore(
+        config,
+        runner,
+        eos_token_ids=model.eos_token_ids,
+        step_times=StepTimeModel(runner.buckets, runner.bucket_times_s),
+    )
     return BuiltEngine(
         engine=AsyncEngine(core, limits),
         model=model,
