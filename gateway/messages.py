@@ -42,8 +42,6 @@ __all__ = [
     "ServerMessage",
     "Start",
     "StartRequest",
-    "TimingBody",
-    "UsageBody",
     "generation_request",
 ]
 
@@ -148,57 +146,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class UsageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one stream."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-    @classmethod
-    def of(cls, usage: Usage) -> Self:
-        return cls(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-        )
-
-
-class TimingBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one stream, measured in the server."""
-
-    queue_s: float
-    ttft_s: float | None
-    prefill_s: float
-    decode_s: float
-    e2e_s: float
-    itl_mean_s: float | None
-    itl_p50_s: float | None
-    itl_p99_s: float | None
-    itl_max_s: float | None
-    num_preemptions: int
-
-    @classmethod
-    def of(cls, timing: Timing) -> Self:
-        """The same times, to the microsecond."""
-        return cls(
-            queue_s=round(timing.queue_s, 6),
-            ttft_s=_rounded(timing.ttft_s),
-            prefill_s=round(timing.prefill_s, 6),
-            decode_s=round(timing.decode_s, 6),
-            e2e_s=round(timing.e2e_s, 6),
-            itl_mean_s=_rounded(timing.itl_mean_s),
-            itl_p50_s=_rounded(timing.itl_p50_s),
-            itl_p99_s=_rounded(timing.itl_p99_s),
-            itl_max_s=_rounded(timing.itl_max_s),
-            num_preemptions=timing.num_preemptions,
-        )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
-
-
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """Last message of a stream that ended well, or was cancelled."""
 
@@ -206,8 +153,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     seq: int
     finish_reason: str
     stop_reason: str | int | None
-    usage: UsageBody
-    timing: TimingBody
+    usage: Usage
+    timing: Timing
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,12 @@ from jaxengine.outputs import RequestOutput, RequestTiming
 
 __all__ = ["TimeKeeper", "Timing"]
 
+DIGITS = 6
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds, as in jaxengine.outputs.RequestTiming, plus inter-token latencies.
+    """Seconds to the microsecond, as in jaxengine.outputs.RequestTiming, and inter-token latencies.
 
     ITL values are None when fewer than two tokens were generated; percentiles are by nearest rank.
     """
@@ -59,15 +61,15 @@ class TimeKeeper:
             engine = self._measured_here(now_s)
         gaps = sorted(later - earlier for earlier, later in pairwise(times))
         return Timing(
-            queue_s=engine.queue_s,
-            prefill_s=engine.prefill_s,
-            decode_s=engine.decode_s,
-            ttft_s=engine.ttft_s,
-            e2e_s=engine.e2e_s,
-            itl_mean_s=sum(gaps) / len(gaps) if gaps else None,
+            queue_s=round(engine.queue_s, DIGITS),
+            prefill_s=round(engine.prefill_s, DIGITS),
+            decode_s=round(engine.decode_s, DIGITS),
+            ttft_s=None if engine.ttft_s is None else round(engine.ttft_s, DIGITS),
+            e2e_s=round(engine.e2e_s, DIGITS),
+            itl_mean_s=round(sum(gaps) / len(gaps), DIGITS) if gaps else None,
             itl_p50_s=_nearest_rank(gaps, 0.50),
             itl_p99_s=_nearest_rank(gaps, 0.99),
-            itl_max_s=gaps[-1] if gaps else None,
+            itl_max_s=_nearest_rank(gaps, 1.00),
             num_preemptions=engine.num_preemptions,
         )
 
@@ -88,4 +90,6 @@ class TimeKeeper:
 
 
 def _nearest_rank(ordered: list[float], share: float) -> float | None:
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+    if not ordered:
+        return None
+    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], DIGITS)

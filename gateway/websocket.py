@@ -25,7 +25,7 @@ from gateway.errors import (
     Overloaded,
     Unavailable,
 )
-from gateway.generation import TextFinish, TextGenerator, TextStream
+from gateway.generation import TextFinish, TextGenerator, TextStream, Timing, Usage
 from gateway.mailbox import Close, Outbox, PongFrame
 from gateway.messages import (
     PROTOCOL_VERSION,
@@ -43,8 +43,6 @@ from gateway.messages import (
     Ping,
     Pong,
     Start,
-    TimingBody,
-    UsageBody,
     generation_request,
 )
 from gateway.operations import server_version
@@ -56,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
 
-_NO_USAGE = UsageBody(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
+_NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 
 
 class _Stream:
@@ -259,8 +257,8 @@ class StreamConnection:
             seq=0,  # the outbox knows
             finish_reason=finish.reason,
             stop_reason=finish.stop_reason,
-            usage=UsageBody.of(finish.usage),
-            timing=TimingBody.of(finish.timing),
+            usage=finish.usage,
+            timing=finish.timing,
         )
 
     def _done_before_the_engine(self, stream: _Stream) -> Done:
@@ -271,7 +269,7 @@ class StreamConnection:
             finish_reason="cancelled",
             stop_reason=None,
             usage=_NO_USAGE,
-            timing=TimingBody(
+            timing=Timing(
                 queue_s=0.0,
                 ttft_s=None,
                 prefill_s=0.0,

@@ -11,6 +11,7 @@ import pytest
 from msgspec import UNSET
 
 from gateway.errors import InvalidRequest, NotFound, Overloaded
+from gateway.generation import Timing, Usage
 from gateway.messages import (
     SUBPROTOCOLS,
     Accepted,
@@ -22,8 +23,6 @@ from gateway.messages import (
     HelloLimits,
     Pong,
     ServerMessage,
-    TimingBody,
-    UsageBody,
 )
 from headrace_client import messages as client_messages
 from headrace_client.wire import (
@@ -118,8 +117,8 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
         seq=7,
         finish_reason="stop",
         stop_reason=None,
-        usage=UsageBody(prompt_tokens=31, completion_tokens=8, cached_tokens=16),
-        timing=TimingBody(
+        usage=Usage(prompt_tokens=31, completion_tokens=8, cached_tokens=16),
+        timing=Timing(
             queue_s=0.001,
             ttft_s=0.05,
             prefill_s=0.049,
@@ -137,8 +136,8 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
         seq=0,
         finish_reason="cancelled",
         stop_reason=None,
-        usage=UsageBody(prompt_tokens=0, completion_tokens=0, cached_tokens=0),
-        timing=TimingBody(
+        usage=Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0),
+        timing=Timing(
             queue_s=0.0,
             ttft_s=None,
             prefill_s=0.0,
@@ -156,8 +155,8 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
         seq=3,
         finish_reason="deadline",
         stop_reason=None,
-        usage=UsageBody(prompt_tokens=31, completion_tokens=3, cached_tokens=0),
-        timing=TimingBody(
+        usage=Usage(prompt_tokens=31, completion_tokens=3, cached_tokens=0),
+        timing=Timing(
             queue_s=0.5,
             ttft_s=0.55,
             prefill_s=0.05,

@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
+from gateway.generation import Timing, Usage
 from gateway.mailbox import MAX_WAITING_REPLIES, Close, Outbox, PongFrame
-from gateway.messages import Delta, Done, Pong, TimingBody, UsageBody
+from gateway.messages import Delta, Done, Pong
 
 
 def done(stream_id: str) -> Done:
@@ -12,8 +13,8 @@ def done(stream_id: str) -> Done:
         seq=0,
         finish_reason="stop",
         stop_reason=None,
-        usage=UsageBody(prompt_tokens=1, completion_tokens=1, cached_tokens=0),
-        timing=TimingBody(
+        usage=Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=0),
+        timing=Timing(
             queue_s=0.0,
             ttft_s=None,
             prefill_s=0.0,

@@ -66,3 +66,13 @@ def test_the_timing_of_the_engine_wins():
     timing = TimeKeeper(0.0).finish(99.0, engine)
     assert (timing.queue_s, timing.prefill_s, timing.decode_s) == (1.0, 2.0, 3.0)
     assert (timing.ttft_s, timing.e2e_s, timing.num_preemptions) == (3.0, 6.0, 1)
+
+
+def test_times_are_told_to_the_microsecond():
+    times = TimeKeeper(0.0)
+    times.note(output(queue_s=0.12345678))
+    for time_s in (1 / 3, 2 / 3, 1.1):
+        times.add_token(time_s)
+    timing = times.finish(1.23456789, None)
+    assert (timing.queue_s, timing.ttft_s, timing.e2e_s) == (0.123457, 0.333333, 1.234568)
+    assert (timing.itl_p50_s, timing.itl_max_s) == (0.333333, 0.433333)

@@ -1,9 +1,12 @@
 """The stock `openai` package as a client that knows nothing of us."""
 
+import asyncio
+
 import openai
 import pytest
 
 from fakes import FakeEngine, fake_answer
+from jaxengine.outputs import FinishReason
 
 USER = {"role": "user", "content": "yo"}
 NUM_PROMPT_TOKENS = 4 + len("user") + len("yo") + 11  # see ByteChatTemplate
@@ -123,6 +126,28 @@ async def test_each_refusal_is_the_error_class_that_it_should_be(start_gateway, 
     with pytest.raises(openai.InternalServerError) as caught:
         await chat.create(model="tiny", messages=[USER])
     assert caught.value.status_code == 503
+
+
+async def test_fields_of_ours_pass_as_extra_body_and_the_key_is_the_tenant(gateway, client):
+    fields = {"priority": -7, "queue_timeout": 1.5, "deadline": 60}
+    await client.chat.completions.create(
+        model="tiny", messages=[USER], max_tokens=1, extra_body=fields
+    )
+    [request] = gateway.engine.requests
+    assert (request.priority, request.queue_timeout_s, request.deadline_s) == (-7, 1.5, 60)
+    assert request.tenant == "140bedbf9c3f6d56"  # printf %s none | sha256sum
+
+
+async def test_a_deadline_that_has_passed_is_not_tried_again(gateway, client):
+    gateway.engine.hold()
+    chat = client.with_options(max_retries=2).chat.completions
+    task = asyncio.create_task(chat.create(model="tiny", messages=[USER]))
+    await gateway.engine.wait_for_requests(1)
+    gateway.engine.expire(FinishReason.DEADLINE)
+    with pytest.raises(openai.RateLimitError) as caught:
+        await task
+    assert caught.value.code == "deadline_exceeded"
+    assert len(gateway.engine.requests) == 1
 
 
 async def test_a_failure_in_mid_stream_is_raised(gateway, client):
