@@ -1,5 +1,6 @@
 """The device side of a step: compiled programs, device state, and one transfer each way."""
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,6 +43,7 @@ class JaxModelRunner:
             eos_token_ids=model.eos_token_ids,
         )
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
+        self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
         self._state = new_device_state(model, config)
 
@@ -56,11 +58,16 @@ class JaxModelRunner:
         return max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
 
     @property
+    def bucket_times_s(self) -> dict[Bucket, float]:
+        """How long a step without sequences takes in each bucket; measured by `warm_up`."""
+        return self._bucket_times_s
+
+    @property
     def compiles_after_ready(self) -> int:
         return self._guard.num_compiles
 
     def warm_up(self, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile every bucket and run each once, so that nothing is left to be done later.
+        """Compile every bucket and run each, so that nothing is left to be done later.
 
         Args:
             progress: called with (programs ready, programs in all).
@@ -77,11 +84,7 @@ class JaxModelRunner:
         finally:
             # Whoever interrupts us waits for the program at hand, not for all of them.
             pool.shutdown(cancel_futures=True)
-        for layout in layouts:
-            packed = np.zeros(layout.size, np.int32)
-            # Zero sequences: only the reserved block and the spare row are written.
-            layout.views(packed)["rows"][:] = self._config.max_num_seqs
-            self._launch(layout, packed).block_until_ready()
+        self._bucket_times_s = {layout.bucket: self._time(layout) for layout in layouts}
         self._guard.arm()
 
     def close(self) -> None:
@@ -121,6 +124,18 @@ class JaxModelRunner:
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
         self._state = new_device_state(self._model, self._config)
+
+    def _time(self, layout: BatchLayout) -> float:
+        """Run a step without sequences; return the seconds that it took."""
+        times_s = []
+        for _ in range(2):  # the first run of a program has things to set up
+            packed = np.zeros(layout.size, np.int32)
+            # Only the reserved block and the spare row are written.
+            layout.views(packed)["rows"][:] = self._config.max_num_seqs
+            start_s = time.perf_counter()
+            np.asarray(self._launch(layout, packed))
+            times_s.append(time.perf_counter() - start_s)
+        return min(times_s)
 
     def _launch(self, layout: BatchLayout, packed: np.ndarray) -> Array:
         program = self._programs[layout.bucket]

@@ -85,6 +85,12 @@ def test_a_reset_forgets_the_cache_and_the_tokens(warm):
     assert next_token(warm, item((*PROMPT, token), 20, 1, row=1)) == second
 
 
+def test_warming_up_times_every_bucket(warm):
+    times_s = warm.runner.bucket_times_s
+    assert list(times_s) == warm.runner.buckets
+    assert min(times_s.values()) > 0
+
+
 def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
     decoder, model = random_decoder("float32")
     config = replace(ENGINE_CONFIG, max_num_seqs=8, max_num_batched_tokens=64, token_buckets=(64,))
