@@ -9,6 +9,7 @@ from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.scheduler import Scheduler
 from jaxengine.scheduler_output import SchedulerOutput
+from jaxengine.step_time import StepTimeModel
 
 __all__ = ["SchedulerLoop", "shares"]
 
@@ -34,14 +35,16 @@ class SchedulerLoop:
     checked after each.
     """
 
-    def __init__(self, *, eos: Sequence[int] = (), **changes) -> None:
+    def __init__(
+        self, *, eos: Sequence[int] = (), step_times: StepTimeModel | None = None, **changes
+    ) -> None:
         self.config = EngineConfig(**(DEFAULTS | changes))
         self.kv = KVCacheManager(
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             enable_prefix_caching=self.config.enable_prefix_caching,
         )
-        self.scheduler = Scheduler(self.config, self.kv, eos_token_ids=eos)
+        self.scheduler = Scheduler(self.config, self.kv, eos_token_ids=eos, step_times=step_times)
         self.now_s = 0.0
 
     def add(
@@ -51,6 +54,10 @@ class SchedulerLoop:
         *,
         max_tokens: int = 40,
         salt: str | None = None,
+        tenant: str = "",
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+        deadline_s: float | None = None,
         **params,
     ) -> Request:
         """Queue a request. A number stands for a prompt of that length that shares no prefix."""
@@ -62,6 +69,10 @@ class SchedulerLoop:
             seed=0,
             arrival_time_s=self.now_s,
             cache_salt=salt,
+            tenant=tenant,
+            priority=priority,
+            queue_timeout_s=queue_timeout_s,
+            deadline_s=deadline_s,
         )
         self.scheduler.add(request)
         self.scheduler.check_integrity()
@@ -88,6 +99,13 @@ class SchedulerLoop:
         output = self.schedule()
         self.update(output, tokens)
         return shares(output)
+
+    def expire(self, now_s: float) -> list[RequestOutput]:
+        """Let it be so late."""
+        self.now_s = now_s
+        outputs = self.scheduler.expire(now_s)
+        self.scheduler.check_integrity()
+        return outputs
 
     def abort(self, name: str) -> RequestOutput | None:
         output = self.scheduler.abort(name, self.now_s)
