@@ -32,6 +32,7 @@ class BenchSetup:
 
     Attributes:
         seed: of everything that is drawn.
+        vocab_size: token ids of prompts are below it.
         console: for results.
         progress: for lines that say what goes on.
     """
@@ -43,10 +44,12 @@ class BenchSetup:
         model: str | None,
         serve_arguments: Sequence[str],
         seed: int,
+        vocab_size: int,
         startup_timeout_s: float,
         timeout_s: float,
         output_json: Path | None,
     ) -> None:
+        self.vocab_size = vocab_size
         self.seed = seed
         self.console = open_console()
         self.progress = Console(stderr=True, highlight=False)
@@ -130,6 +133,7 @@ def measuring_command(
             *,
             model: str | None,
             seed: int,
+            vocab_size: int,
             startup_timeout_s: float,
             timeout_s: float,
             output_json: Path | None,
@@ -141,6 +145,7 @@ def measuring_command(
                 model=model,
                 serve_arguments=serve_arguments,
                 seed=seed,
+                vocab_size=vocab_size,
                 startup_timeout_s=startup_timeout_s,
                 timeout_s=timeout_s,
                 output_json=output_json,
@@ -151,6 +156,13 @@ def measuring_command(
             (
                 click.option("--model", help="To serve; by default the built-in one."),
                 click.option("--seed", type=int, default=0, show_default=True),
+                click.option(
+                    "--vocab-size",
+                    type=click.IntRange(2),
+                    default=30_000,
+                    show_default=True,
+                    help="Token ids of prompts are below it.",
+                ),
                 click.option(
                     "--quick",
                     is_flag=True,

@@ -171,6 +171,7 @@ def policies(
             lengths=tuple(dict.fromkeys(length_kinds)),
             arrivals=tuple(dict.fromkeys(arrival_kinds)),
             request_rate=request_rate,
+            vocab_size=setup.vocab_size,
             seed=setup.seed,
         )
     except ValueError as error:

@@ -3,13 +3,13 @@
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bench.lengths import LengthConfig, LengthKind, Potential, draw_lengths, find_potential
 from bench.scenario import PlannedRequest, plan_prompts
-from bench.workload import arrival_times
+from bench.workload import Prompt, arrival_times
 
 __all__ = ["ArrivalKind", "PolicyPlan", "Workload"]
 
@@ -48,6 +48,7 @@ class PolicyPlan:
         lengths, arrivals: the workloads are their combinations.
         request_rate: of the Poisson arrivals; None takes `load_share` of the rate at which
             continuous batching worked off the burst of the same lengths.
+        vocab_size: token ids of the prompts are below it.
         seed: of lengths, prompts and arrivals.
     """
 
@@ -61,6 +62,7 @@ class PolicyPlan:
     arrivals: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
     request_rate: float | None = None
     load_share: float = 0.8
+    vocab_size: int = 30_000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +116,7 @@ class PolicyPlan:
         output_lens = self.output_lens(kind, count)
         source = random.Random(f"{self.seed}/inputs")
         input_lens = [source.randint(self.input_min, self.input_max) for _ in output_lens]
-        prompts = plan_prompts(input_lens, seed=self.seed, first_index=part * INDEX_STRIDE)
+        prompts = self.prompts(input_lens, part)
         arrivals_s = itertools.repeat(0.0) if rate is None else arrival_times(rate, 1.0, self.seed)
         return [
             PlannedRequest(prompt=prompt, output_len=output_len, arrival_s=arrival_s)
@@ -123,10 +125,17 @@ class PolicyPlan:
 
     def warmup(self, part: int) -> list[PlannedRequest]:
         """One full batch of short requests."""
-        prompts = plan_prompts(
-            [self.input_min] * self.batch_size, seed=self.seed, first_index=part * INDEX_STRIDE
-        )
+        prompts = self.prompts([self.input_min] * self.batch_size, part)
         return [PlannedRequest(prompt=prompt, output_len=2) for prompt in prompts]
+
+    def prompts(self, input_lens: Sequence[int], part: int) -> list[Prompt]:
+        """The prompts of a part."""
+        return plan_prompts(
+            input_lens,
+            seed=self.seed,
+            vocab_size=self.vocab_size,
+            first_index=part * INDEX_STRIDE,
+        )
 
     def probe_count(self, rate: float, seconds: float, min_batches: int) -> int:
         """Requests of a probe: so many seconds of arrivals, in full batches."""

@@ -12,6 +12,7 @@ from bench.own_server import BenchSetup
 from bench.policy_plan import PolicyPlan
 from bench.policy_results import MODES, Mode, PolicyRun
 from bench.scenario import Sender
+from bench.stream import RequestFailed
 from bench.summary import LoadLevel
 
 __all__ = ["RateSearch", "measure_rounds", "search_rates"]
@@ -71,7 +72,7 @@ async def run_workloads(
             the burst of the same lengths before.
         progress: for a line per workload.
     """
-    await sender.send_all(plan.warmup(WARMUP_PART))
+    await sender.warm_up(plan.warmup(WARMUP_PART))
     runs = []
     for part, workload in enumerate(plan.workloads(), start=WARMUP_PART + 1):
         rate = None if workload.arrivals == "burst" else rates[workload.lengths]
@@ -82,6 +83,8 @@ async def run_workloads(
             f"in {run.summary.duration_s:.0f} s"
         )
         if rate is None:
+            if not run.summary.requests_per_s:
+                raise RequestFailed("no answer", f"in the burst: {run.summary.error_example}")
             share = plan.load_share * run.summary.requests_per_s
             rates.setdefault(workload.lengths, plan.request_rate or share)
         runs.append(PolicyRun(mode, workload, rate, round_number, run))
@@ -136,7 +139,7 @@ async def search_rate(
     sender: Sender, plan: PolicyPlan, search: RateSearch, start_rate: float, progress: Console
 ) -> list[Probe]:
     """The search on one server."""
-    await sender.send_all(plan.warmup(WARMUP_PART))
+    await sender.warm_up(plan.warmup(WARMUP_PART))
     seconds = max(search.probe_seconds, 3e-3 * (search.objective.ttft_p99_ms or 0.0))
     part = WARMUP_PART
 

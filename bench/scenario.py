@@ -9,7 +9,7 @@ import aiohttp
 
 from bench.load import run_closed_loop, run_open_loop
 from bench.scrape import EngineCounters, parse_counters
-from bench.stream import RequestRecord
+from bench.stream import RequestFailed, RequestRecord
 from bench.summary import LoadLevel, LoadSummary, summarize
 from bench.target import Target, get_text, make_body, send
 from bench.workload import Prompt, WorkloadConfig, make_prompt
@@ -17,6 +17,7 @@ from bench.workload import Prompt, WorkloadConfig, make_prompt
 __all__ = ["PlannedRequest", "ScenarioRun", "Sender", "plan_prompts"]
 
 IDLE_POLL_S = 0.05
+LOWEST_TOKEN_ID = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +35,34 @@ class PlannedRequest:
     tenant: str | None = None
 
 
-def plan_prompts(input_lens: Iterable[int], *, seed: int, first_index: int = 0) -> list[Prompt]:
-    """Prompts of these lengths. Another seed, or other indices, give others."""
+def plan_prompts(
+    input_lens: Iterable[int],
+    *,
+    seed: int,
+    vocab_size: int,
+    first_index: int = 0,
+    shared_prefix_len: int = 0,
+) -> list[Prompt]:
+    """Prompts of token ids.
+
+    Args:
+        input_lens: their lengths.
+        seed: another one gives other prompts.
+        vocab_size: ids are below it, and not among the lowest, which are special.
+        first_index: number of the first prompt; other numbers give other prompts.
+        shared_prefix_len: how many of their first tokens are the same in all of them.
+    """
     return [
-        make_prompt(WorkloadConfig(input_len=input_len, seed=seed), first_index + offset)
+        make_prompt(
+            WorkloadConfig(
+                input_len=input_len,
+                shared_prefix_len=shared_prefix_len,
+                min_token_id=min(LOWEST_TOKEN_ID, vocab_size // 2),
+                vocab_size=vocab_size,
+                seed=seed,
+            ),
+            first_index + offset,
+        )
         for offset, input_len in enumerate(input_lens)
     ]
 
@@ -102,6 +127,16 @@ class Sender:
             return await run_closed_loop(send_one, indices, concurrency, clock=self.clock)
         arrivals_s = [request.arrival_s for request in planned]
         return await run_open_loop(send_one, indices, arrivals_s, clock=self.clock)
+
+    async def warm_up(self, planned: Sequence[PlannedRequest]) -> None:
+        """Send requests all at once and forget them.
+
+        Raises:
+            RequestFailed: one of them failed; then nothing that follows would work either.
+        """
+        for record in await self.send_all(planned, len(planned)):
+            if record.error is not None:
+                raise RequestFailed(record.error, f"in the warm-up: {record.error_detail}")
 
     async def measure(self, planned: Sequence[PlannedRequest], level: LoadLevel) -> ScenarioRun:
         """Send every request under a load, and read the engine's counters before and after."""

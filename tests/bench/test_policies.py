@@ -87,13 +87,21 @@ def test_the_highest_rate_at_an_objective_is_looked_for_in_each_mode(
 
 def test_a_request_that_fails_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch):
     def refuse(body: dict, command: list[str]) -> int | None:
-        return 500 if flag_value(command, "--batching") == "static" else None
+        is_warm_up = body["max_tokens"] == 2
+        return 500 if flag_value(command, "--batching") == "static" and not is_warm_up else None
 
     FakeServe(refuse=refuse).install(monkeypatch)
-    arguments = [*TINY, "--lengths", "uniform", "--arrivals", "burst"]
+    arguments = [*TINY, "--lengths", "uniform", "--arrivals", "poisson", "--request-rate", "500"]
     result = CliRunner().invoke(policies, arguments)
     assert result.exit_code == 1
-    assert "requests failed (http 500: 4)" in result.output
+    assert "requests failed (http 500: " in result.output
+
+
+def test_a_burst_without_any_answer_ends_the_command(monkeypatch: pytest.MonkeyPatch):
+    FakeServe(refuse=lambda body, _: None if len(body["prompt"]) == 4 else 500).install(monkeypatch)
+    result = CliRunner().invoke(policies, [*TINY, "--input-range", "4:5000", "--seed", "2"])
+    assert result.exit_code == 1
+    assert "no answer: in the burst: http 500" in result.output
 
 
 @pytest.mark.parametrize(

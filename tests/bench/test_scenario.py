@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bench.scenario import PlannedRequest, Sender, plan_prompts
-from bench.stream import RequestRecord
+from bench.stream import RequestFailed, RequestRecord
 from bench.summary import LoadLevel
 from bench.target import Target, open_session
 from bench_server import FakeServe
@@ -22,11 +22,24 @@ def request(output_len: int = 2, **fields: object) -> PlannedRequest:
 
 
 def test_prompts_have_their_lengths_and_repeat_with_seed_and_number():
-    prompts = plan_prompts([4, 9], seed=1)
+    prompts = plan_prompts([4, 9], seed=1, vocab_size=5000)
     assert [len(prompt) for prompt in prompts] == [4, 9]
-    assert plan_prompts([4, 9], seed=1) == prompts
-    assert plan_prompts([9], seed=1, first_index=1) == prompts[1:]
-    assert plan_prompts([4, 9], seed=2) != prompts
+    assert plan_prompts([4, 9], seed=1, vocab_size=5000) == prompts
+    assert plan_prompts([9], seed=1, vocab_size=5000, first_index=1) == prompts[1:]
+    assert plan_prompts([4, 9], seed=2, vocab_size=5000) != prompts
+
+
+def test_prompts_have_ordinary_ids_of_the_vocabulary():
+    (prompt,) = plan_prompts([500], seed=1, vocab_size=40)
+    assert set(prompt) == set(range(20, 40))
+    (prompt,) = plan_prompts([500], seed=1, vocab_size=1002)
+    assert set(prompt) <= set(range(501, 1002))
+
+
+def test_prompts_can_begin_alike():
+    first, second = plan_prompts([8, 8], seed=1, vocab_size=5000, shared_prefix_len=6)
+    assert first[:6] == second[:6]
+    assert first[6:] != second[6:]
 
 
 async def test_a_plan_is_carried_out_and_the_counters_of_its_time_are_read(sender: Sender):
@@ -77,3 +90,16 @@ async def test_waiting_until_idle_asks_until_nothing_is_unfinished(sender: Sende
     await sender.wait_until_idle(poll)
     await running
     assert (await sender.read_counters()).num_unfinished == 0
+
+
+async def test_a_warm_up_that_fails_ends_the_measurement():
+    with FakeServe(refuse=lambda *_: 400).run(["headrace"], output=None) as server:
+        async with open_session(None, 30) as session:
+            sender = Sender(session, Target(url=server.url, model="tiny"))
+            with pytest.raises(RequestFailed, match="http 400: in the warm-up"):
+                await sender.warm_up([request()])
+
+
+async def test_a_warm_up_sends_all_at_once(sender: Sender):
+    await sender.warm_up([request(), request()])
+    assert (await sender.read_counters()).steps == 4
