@@ -137,7 +137,7 @@ export class StepChart {
     const time = { top: tokens.bottom + BETWEEN, bottom: height - BOTTOM };
     const visible = this.steps.slice(-(this.numVisible + Math.ceil(this.lag) + 1));
     tokens.max = this.asShare ? 1 : Math.max(8, ...visible.map((step) => step.num_slots));
-    time.max = niceCeiling(Math.max(0.001, ...visible.map((s) => Math.max(s.duration_s, s.predicted_s ?? 0))));
+    time.max = niceCeiling(Math.max(0.001, usualMost(visible)));
 
     this.drawScale(pen, tokens, this.asShare ? "share of the bucket" : "token slots", (v) =>
       this.asShare ? `${Math.round(v * 100)} %` : `${Math.round(v)}`,
@@ -201,10 +201,14 @@ export class StepChart {
       pen.fill();
     }
     const timeScale = (time.bottom - time.top) / time.max;
-    const height = Math.max(1, Math.round(step.duration_s * timeScale));
+    const height = Math.max(1, Math.round(Math.min(step.duration_s, time.max) * timeScale));
     pen.fillStyle = colours.time;
     pen.fillRect(x, time.bottom - height, BAR, height);
-    if (step.predicted_s !== null) {
+    if (step.duration_s > time.max) {
+      pen.fillStyle = colours.bad;
+      pen.fillRect(x, time.top - 3, BAR, 3);
+    }
+    if (step.predicted_s !== null && step.predicted_s <= time.max) {
       pen.fillStyle = colours.predicted;
       pen.fillRect(x - 0.5, time.bottom - Math.round(step.predicted_s * timeScale) - 1, PITCH, 2);
     }
@@ -256,6 +260,13 @@ function findIndex(steps, index) {
   const place = index - (steps[0]?.index ?? 0);
   if (steps[place]?.index === index) return place;
   return steps.findIndex((step) => step.index === index);
+}
+
+/** What the scale of times has to hold: the longest one, but no outlier that would flatten the rest. */
+function usualMost(steps) {
+  if (steps.length === 0) return 0;
+  const times = steps.map((step) => Math.max(step.duration_s, step.predicted_s ?? 0)).sort((a, b) => a - b);
+  return Math.min(times.at(-1), 2.5 * times[Math.floor(0.9 * (times.length - 1))]);
 }
 
 /** The smallest round number that is not smaller. */

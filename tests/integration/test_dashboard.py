@@ -141,6 +141,22 @@ async def test_a_step_without_prediction_has_no_mark(dashboard):
     assert "no prediction" in await page.text("#facts")
 
 
+async def test_one_slow_step_is_capped_and_does_not_flatten_the_others(dashboard):
+    page, gateway = dashboard
+    gateway.engine.steps.extend(make_steps(0, 20))  # 16 ms each
+    await page.wait_for(title_is(19))
+    gateway.engine.steps.extend([make_step(20, end_s=make_step(20).device_start_s + 5)])
+    await page.wait_for(title_is(20))
+    assert "5000 ms" in await page.text("#facts")
+    cap, slow, *_ = (await column_with_places(page, NEWEST_X))[3:]
+    assert (cap[0], slow[0]) == ("bad", "time")
+    *_, usual, predicted, _ = await column_with_places(page, NEWEST_X + PITCH)
+    assert (usual[0], predicted[0]) == ("time", "predicted")
+    # The scale ends at 2.5 times 16 ms, so 16 ms are 0.4 of the height and 1 ms the rest.
+    assert predicted[1] - usual[1] >= 1
+    assert usual[1] > slow[1] + 30
+
+
 async def test_steps_from_before_the_page_was_opened_are_there(browser):
     async with serve_streams(FakeEngine()) as gateway:
         gateway.engine.steps.extend(make_steps(0, 50))
