@@ -59,6 +59,10 @@ class BlockPool:
         """All blocks but the reserved one."""
         return len(self._blocks) - 1
 
+    def ref_count(self, block_id: int) -> int:
+        """Return how many requests hold a block."""
+        return self._blocks[block_id].ref_count
+
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` empty blocks, evicting cached contents in order of age.
 

@@ -47,6 +47,10 @@ class KVCacheManager:
         """Return how many more blocks the request needs to hold `num_tokens` tokens."""
         return max(0, -(-num_tokens // self._block_size) - len(request.block_ids))
 
+    def num_holders(self, block_id: int) -> int:
+        """Return how many requests hold a block."""
+        return self._pool.ref_count(block_id)
+
     def match_prefix(self, request: Request) -> int:
         """Give a request without blocks the cached blocks of its beginning.
 

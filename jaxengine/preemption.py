@@ -33,8 +33,10 @@ def pick_displaced(
     running: Collection[Request],
     *,
     fair_rows: Callable[[Tenant], float],
+    num_holders: Callable[[int], int],
     lacks_row: bool,
-    lacking_slots: int,
+    lacking_blocks: int,
+    kept: Collection[Request] = (),
 ) -> list[Request]:
     """Return the running requests that should make room for a waiting one, or none of them.
 
@@ -47,25 +49,30 @@ def pick_displaced(
         waiting: the request that would start.
         running: those that run; at least one.
         fair_rows: the share of the rows that a tenant is due.
-        lacks_row: whether it needs a row.
-        lacking_slots: tokens that the blocks set free must hold.
+        num_holders: how many requests hold a block; it is free once all of them have yielded.
+        lacks_row: whether the waiting request needs a row.
+        lacking_blocks: blocks that it needs besides those that are free.
+        kept: those that must not yield now.
     """
     eldest = min(running, key=lambda request: request.rank)
     rows = {request.account: request.account.num_running for request in running}
     own = waiting.account
     is_below_share = rows.get(own, 0) + 1 <= max(1.0, fair_rows(own))
     displaced: list[Request] = []
+    num_yielded: dict[int, int] = {}
     for request in sorted(running, key=lambda request: request.rank, reverse=True):
-        if not lacks_row and lacking_slots <= 0:
+        if not lacks_row and lacking_blocks <= 0:
             break
         account = request.account
         if account is own:
             yields = waiting.priority < request.priority and waiting.rank < request.rank
         else:
             yields = is_below_share and rows[account] - 1 >= fair_rows(account)
-        if yields and request is not eldest:
+        if yields and request is not eldest and request not in kept:
             displaced.append(request)
             rows[account] -= 1
             lacks_row = False
-            lacking_slots -= request.num_slots
-    return [] if lacks_row or lacking_slots > 0 else displaced
+            for block_id in request.block_ids if lacking_blocks > 0 else ():
+                num_yielded[block_id] = num_yielded.get(block_id, 0) + 1
+                lacking_blocks -= num_yielded[block_id] == num_holders(block_id)
+    return [] if lacks_row or lacking_blocks > 0 else displaced

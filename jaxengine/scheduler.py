@@ -138,6 +138,9 @@ class Scheduler:
         prompts = self._schedule_decodes(draft)
         may_join = self._batch is None and self.num_preemptions == preemptions_before
         self._schedule_prompts(draft, prompts, now_s, may_join=may_join)
+        for request in draft.filled:
+            if request.status is RequestStatus.RUNNING:
+                self._kv.remember(request, request.num_computed_tokens)
         return draft.output(num_preempted=self.num_preemptions - preemptions_before)
 
     def update(
@@ -242,7 +245,9 @@ class Scheduler:
                 and not (num_pending and num_tokens >= request.max_num_tokens)
                 and (num_tokens <= request.num_slots or self._make_room(draft, request, num_tokens))
             ):
-                if num_tokens % block_size <= 1:  # a block is full, and known now or last time
+                if num_tokens % block_size == 0:
+                    draft.filled.append(request)
+                elif num_tokens % block_size == 1:  # the token that filled a block may be known now
                     self._kv.remember(request, num_tokens)
                 draft.take_token(request)
         if self._batch is not None and draft.scheduled:
@@ -377,8 +382,10 @@ class Scheduler:
             request,
             self._running.values(),
             fair_rows=self._fair_rows,
+            num_holders=self._kv.num_holders,
             lacks_row=not self._free_rows,
-            lacking_slots=lacking_blocks * self._config.block_size,
+            lacking_blocks=lacking_blocks,
+            kept=draft.prompts,
         ):
             draft.drop(victim)
             self._preempt(victim)

@@ -15,6 +15,10 @@ class StepDraft:
         budget: token slots that may still be taken.
         scheduled: the requests so far.
         num_decodes: those among them with one token.
+        prompts: those among them that got a part of their prompt. Others that came after them may
+            share their blocks already, so they must stay in the step.
+        filled: those among them whose token fills a block. It may be shared once it is certain
+            that the step computes it.
         waiting_for: what the first waiting request waits for, as in StepRecord.
     """
 
@@ -23,6 +27,8 @@ class StepDraft:
         self.budget = budget
         self.scheduled: list[ScheduledRequest] = []
         self.num_decodes = 0
+        self.prompts: set[Request] = set()
+        self.filled: list[Request] = []
         self.waiting_for = ""
         self._padding_slots = 0
         self._ended_row_slots = 0
@@ -60,6 +66,7 @@ class StepDraft:
                 request, first, num_new_tokens, row, request.block_ids, samples, end > num_known
             )
         )
+        self.prompts.add(request)
         self.budget -= num_new_tokens
         request.num_computed_tokens = end
         if samples:
@@ -99,22 +106,21 @@ class StepDraft:
             request.num_charged_tokens = first
 
     def drop(self, request: Request) -> None:
-        """Take a request out again that is preempted. What it was charged it will not be again."""
+        """Take a decoding request out again, which is preempted, if it is in.
+
+        What it was charged it will not be again.
+        """
+        assert request not in self.prompts, f"others may share what {request} computes"
         item = next((item for item in self.scheduled if item.request is request), None)
         if item is None:
             return
         self.scheduled.remove(item)
-        self.budget += item.num_new_tokens
-        end = item.first_position + item.num_new_tokens
+        self.budget += 1
+        self.num_decodes -= 1
+        self._decode_context -= request.num_computed_tokens
+        self._num_sampled -= request.samples_at_random
         request.num_computed_tokens = item.first_position
-        if item.samples:
-            request.num_pending_tokens -= 1
-            self._num_sampled -= request.samples_at_random
-        if item.num_new_tokens == 1:
-            self.num_decodes -= 1
-            self._decode_context -= end
-        else:
-            self._prefill_context -= _context_pairs(item.first_position, end)
+        request.num_pending_tokens -= 1
 
     def add_padding(self, num_slots: int) -> None:
         """Take slots that pad prompts."""
