@@ -59,8 +59,8 @@ class EngineOptions:
     priority_aging_s: float = 10.0
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     max_num_queued_requests: int = 1024
-    max_num_queued_tokens: int | None = None
-    queue_timeout_s: float | None = None
+    max_num_queued_tokens: int | None = 1 << 20
+    queue_timeout_s: float | None = 300.0
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     kv_cache_memory_share: float | None = None

@@ -4,6 +4,7 @@ Resolve the model, load it, compile everything, listen, and stop in good order.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import tempfile
@@ -138,6 +139,9 @@ async def _serve(
     except OSError as error:
         raise click.ClickException(f"cannot listen: {reason(error)}") from error
     built.engine.start()
+    # What was loaded stays: without looking at it, collecting garbage takes no time of a step.
+    gc.collect()
+    gc.freeze()
     on_listening(server)
     await signalled.wait()
     logger.info("stopping; running requests may finish")
@@ -169,7 +173,7 @@ def _engine_options(options: ServeOptions) -> EngineOptions:
             tenant_weights=dict(options["tenant_weight"]),
             max_num_queued_requests=options["max_num_queued_reqs"],
             max_num_queued_tokens=options["max_num_queued_tokens"],
-            queue_timeout_s=options["queue_timeout"],
+            queue_timeout_s=options["queue_timeout"] or None,
             block_size=int(options["block_size"]),
             kv_cache_memory_bytes=options["kv_cache_memory_bytes"],
             kv_cache_memory_share=options["kv_cache_memory_share"],

@@ -51,8 +51,8 @@ class ServeOptions(TypedDict):
     priority_aging_s: float
     tenant_weight: tuple[tuple[str, float], ...]
     max_num_queued_reqs: int
-    max_num_queued_tokens: int | None
-    queue_timeout: float | None
+    max_num_queued_tokens: int
+    queue_timeout: float
     kv_cache_dtype: KVCacheDtype
     block_size: str
     kv_cache_memory_bytes: int | None
@@ -182,14 +182,16 @@ SCHEDULING = (
     ),
     click.option(
         "--max-num-queued-tokens",
+        default=1 << 20,
         type=click.IntRange(1),
-        help="Prompt tokens that may wait, likewise; default: no bound.",
+        help="Prompt tokens that may wait, likewise.",
     ),
     click.option(
         "--queue-timeout",
-        type=PositiveNumber(),
-        help="Seconds within which a request must start unless it says otherwise; "
-        "default: no bound.",
+        default=300.0,
+        type=Seconds(),
+        help="Seconds within which a request must start unless it says otherwise; one that would "
+        "not, by the backlog, gets 429 at once. 0 lets it wait for ever.",
     ),
 )
 

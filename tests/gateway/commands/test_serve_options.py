@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from gateway.commands.serve_options import ServeOptions, as_options, serve_options
 from gateway.config import GatewayConfig
+from jaxengine.build import EngineOptions
 from jaxengine.config import EngineConfig
 
 
@@ -33,13 +34,16 @@ def test_the_defaults_are_those_of_the_configurations():
     for name in (
         *("dtype", "kv_cache_dtype", "max_num_batched_tokens", "max_num_scheduled_tokens"),
         *("max_num_seqs", "long_prefill_token_threshold", "batching", "scheduling_policy"),
-        *("priority_aging_s", "max_num_queued_tokens", "enable_prefix_caching", "overlap"),
+        *("priority_aging_s", "enable_prefix_caching", "overlap"),
         *("num_step_records", "watermark"),
     ):
         assert given[name] == getattr(engine, name), name
     assert given["batch_window_ms"] == engine.batch_window_s * 1000
     assert given["target_itl_ms"] is engine.target_itl_s is None
-    assert given["queue_timeout"] is engine.queue_timeout_s is None
+    # A server bounds its queue by itself; an engine alone is told to.
+    options = EngineOptions()
+    assert given["queue_timeout"] == options.queue_timeout_s == 300
+    assert given["max_num_queued_tokens"] == options.max_num_queued_tokens == 2**20
     assert given["max_num_queued_reqs"] == engine.max_num_queued_requests
     assert int(given["block_size"]) == engine.block_size
     assert (given["host"], given["port"]) == (gateway.host, gateway.port)
