@@ -63,7 +63,9 @@ def test_wishes_become_the_configuration_word_by_word():
 def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():
     config, _ = plan()
     decided = {"max_model_len": config.max_model_len, "num_blocks": config.num_blocks}
-    assert config == EngineConfig(**decided)
+    # A server bounds its queue by itself: a million tokens, five minutes.
+    bounds = {"max_num_queued_tokens": 2**20, "queue_timeout_s": 300.0}
+    assert config == EngineConfig(**decided, **bounds)
 
 
 @pytest.mark.parametrize(

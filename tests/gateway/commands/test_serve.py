@@ -58,7 +58,7 @@ def use_no_cache(monkeypatch, tmp_path) -> None:
         ("--target-itl-ms", "0"),
         ("--long-prefill-token-threshold", "-1"),
         ("--max-num-queued-tokens", "0"),
-        ("--queue-timeout", "0"),
+        ("--queue-timeout", "-1"),
         ("--num-step-records", "0"),
         ("--shutdown-timeout", "nan"),
         ("--shutdown-timeout", "-1"),
