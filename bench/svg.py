@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 480, 320  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 58, 52  # of its plot, from its edges
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 HEADING = 40  # height of the figure's own title
+NOTE_HEIGHT = 20
 MAX_POINTS = 400  # of a line; more cannot be seen
 FONT = "font-family='system-ui, sans-serif'"
 
@@ -26,7 +27,7 @@ class BarPanel:
     """Grouped bars.
 
     Attributes:
-        groups: names along the horizontal axis.
+        groups: names along the horizontal axis; a comma starts another line.
         series: for each name in the legend, one value for each group; None leaves a gap.
     """
 
@@ -58,17 +59,24 @@ def distribution_points(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(value, 100 * (rank + 1) / len(ordered)) for rank, value in enumerate(ordered)]
 
 
-def draw_figure(title: str, panels: Sequence[BarPanel | LinePanel], columns: int = 2) -> str:
+def draw_figure(
+    title: str,
+    panels: Sequence[BarPanel | LinePanel],
+    columns: int = 2,
+    notes: Sequence[str] = (),
+) -> str:
     """A whole SVG document.
 
     Args:
         title: above all panels.
         panels: row by row.
         columns: panels side by side.
+        notes: lines below all panels, such as what short names stand for.
     """
     columns = max(1, min(columns, len(panels)))
     num_rows = max(1, math.ceil(len(panels) / columns))
-    width, height = columns * WIDTH, HEADING + num_rows * HEIGHT
+    panels_end = HEADING + num_rows * HEIGHT
+    width, height = columns * WIDTH, panels_end + NOTE_HEIGHT * len(notes)
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' "
         f"width='{width}' height='{height}' role='img' {FONT} font-size='12' fill='#222'>",
@@ -81,6 +89,8 @@ def draw_figure(title: str, panels: Sequence[BarPanel | LinePanel], columns: int
             parts.append(f"<g transform='translate({column * WIDTH} {HEADING + row * HEIGHT})'>")
             parts += draw_bars(panel) if isinstance(panel, BarPanel) else draw_lines(panel)
             parts.append("</g>")
+    for number, note in enumerate(notes):
+        parts.append(text_at(LEFT, panels_end + NOTE_HEIGHT * number + 12, note))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -93,7 +103,8 @@ def draw_bars(panel: BarPanel) -> Iterator[str]:
     bar_width = 0.8 * group_width / max(1, len(panel.series))
     for group, name in enumerate(panel.groups):
         middle = LEFT + (group + 0.5) * group_width
-        yield text_at(middle, HEIGHT - BOTTOM + 18, name, anchor="middle")
+        for row, part in enumerate(name.split(", ")):
+            yield text_at(middle, HEIGHT - BOTTOM + 18 + 14 * row, part, anchor="middle")
         for number, (label, series) in enumerate(panel.series.items()):
             value = series[group]
             if value is None:
@@ -107,7 +118,7 @@ def draw_bars(panel: BarPanel) -> Iterator[str]:
                 "</rect>"
             )
             centre = x + bar_width / 2
-            yield text_at(centre, y - 3, f"{value:.3g}", anchor="middle", size=9)
+            yield text_at(centre, y - 3, short_number(value), anchor="middle", size=9)
 
 
 def draw_lines(panel: LinePanel) -> Iterator[str]:
@@ -184,6 +195,11 @@ def thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]
     """At most MAX_POINTS of the points, the last among them."""
     stride = math.ceil(len(points) / MAX_POINTS)
     return points if stride <= 1 else [*points[:-1:stride], points[-1]]
+
+
+def short_number(value: float) -> str:
+    """Three digits, or all digits of a whole number."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def colour(number: int) -> str:

@@ -25,7 +25,7 @@ def bars() -> BarPanel:
     return BarPanel(
         title="Speed <here>",
         y_label="tok/s & more",
-        groups=["burst", "Poisson"],
+        groups=["long, burst", "Poisson"],
         series={"static": [10.0, None], "continuous": [40.0, 20.0]},
     )
 
@@ -40,7 +40,7 @@ def test_a_figure_is_well_formed_and_names_everything():
     assert root.tag == f"{SVG}svg"
     assert root.get("viewBox") == "0 0 960 680"  # two columns of 480, a heading, two rows of 320
     shown = texts(root)
-    for text in ("All 'of' it", "Speed <here>", "tok/s & more", "burst", "Poisson", "static", "ms"):
+    for text in ("All 'of' it", "Speed <here>", "tok/s & more", "long", "burst", "Poisson", "ms"):
         assert text in shown
 
 
@@ -53,8 +53,8 @@ def test_a_bar_is_as_high_as_its_value():
     }
     # The axis ends at 40; a missing value has no bar.
     assert titled == {
-        "burst, static: 10": pytest.approx(PLOT_HEIGHT / 4),
-        "burst, continuous: 40": pytest.approx(PLOT_HEIGHT),
+        "long, burst, static: 10": pytest.approx(PLOT_HEIGHT / 4),
+        "long, burst, continuous: 40": pytest.approx(PLOT_HEIGHT),
         "Poisson, continuous: 20": pytest.approx(PLOT_HEIGHT / 2),
     }
 
@@ -99,6 +99,14 @@ def test_nothing_to_draw_is_still_a_figure(panel: BarPanel | LinePanel):
 
 def test_no_panels_are_an_empty_figure():
     ElementTree.fromstring(draw_figure("nothing", []))
+
+
+def test_notes_stand_below_the_panels():
+    plain = ElementTree.fromstring(draw_figure("figure", []))
+    noted = ElementTree.fromstring(draw_figure("figure", [], notes=["A: one", "B: <two>"]))
+    assert int(noted.attrib["height"]) == int(plain.attrib["height"]) + 40
+    texts = [element.text for element in noted.iter() if element.tag.endswith("text")]
+    assert texts[-2:] == ["A: one", "B: <two>"]
 
 
 @pytest.mark.parametrize(
