@@ -20,7 +20,7 @@ from gateway.step_messages import clock_body, engine_status, stats_body, step_bo
 from jaxengine.step_log import StepRecord
 from jaxengine.token_engine import TokenEngine
 
-__all__ = ["BATCH_INTERVAL_S", "STATS_INTERVAL_S", "StepFeed"]
+__all__ = ["StepFeed"]
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxengine.step_log import StepRecord, StepShare
 
-__all__ = ["Event", "trace_events"]
+__all__ = ["trace_events"]
 
 type Event = dict[str, object]
 
