@@ -14,6 +14,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "policies": CommandEntry(
         "bench.policies:policies", "Continuous against dynamic and static batching."
     ),
+    "simulate": CommandEntry("bench.simulate:simulate", "Plan a fleet without any device."),
+    "scheduler": CommandEntry("bench.scheduler:scheduler", "Host time of a scheduling step."),
 }
 
 
