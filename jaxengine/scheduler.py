@@ -91,8 +91,10 @@ class Scheduler:
         self._requests[request.request_id] = request
         self.num_received += 1
         self.tokens_received += request.num_prompt_tokens
+        head = self._waiting.head()
         request.account = self._tenants.arrive(
-            request.tenant if config.scheduling_policy == "fair" else ""
+            request.tenant if config.scheduling_policy == "fair" else "",
+            first_waiting=None if head is None else head.account,
         )
         if config.scheduling_policy == "fcfs":
             request.priority = 0
@@ -354,7 +356,6 @@ class Scheduler:
     def _start(self, request: Request, num_cached: int, now_s: float) -> None:
         self._waiting.pop(request)
         self._blocked = None
-        self._tenants.note_served(request.account)
         self.num_preempted -= request.status is RequestStatus.PREEMPTED
         if request.first_scheduled_time_s is None:
             request.first_scheduled_time_s = now_s
@@ -445,6 +446,7 @@ class Scheduler:
 
 def _goes_first(head: Request, partial: Request) -> bool:
     """Whether a waiting request should get tokens before one whose prompt is begun."""
-    if head.account is not partial.account:
-        return head.account.service < partial.account.service
+    waits, runs = head.account, partial.account
+    if waits is not runs:
+        return (waits.service, waits.num_running) < (runs.service, runs.num_running)
     return head.priority < partial.priority and head.rank < partial.rank

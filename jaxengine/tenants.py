@@ -1,9 +1,10 @@
 """Fair shares between tenants: how much service each has had, and who is owed some.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), with
-the start-time rule of fair queueing for those who return: a tenant that was away is lifted to the
-virtual time, so it cannot save up service. The tenant with the lowest counter is served first.
-The engine never idles for fairness: whoever asks gets what others leave.
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): the
+tenant with the lowest counter is served first. Who had all that it asked for cannot save up
+service: when it asks for more, its counter is lifted to the lowest of those that wait, or to the
+highest there is if nobody waits, for then nobody is owed anything. The engine never idles for
+fairness: whoever asks gets what others leave.
 """
 
 from collections.abc import Mapping
@@ -17,22 +18,28 @@ DECODE_COST = 2
 # Tenants without requests that are remembered, so that names made up by clients cannot pile up.
 MAX_ABSENT_TENANTS = 10_000
 
+# Weights are added up as multiples of this: whole numbers, so that sums stay exact and a fair share
+# of two rows is 2, however often tenants come and go.
+WEIGHT_UNIT = 1e-6
+
 
 class Tenant:
     """One tenant's account.
 
     Attributes:
         weight: its share, relative to the others'.
+        units: the weight as a whole number.
         service: service received, in tokens over weight.
         num_requests: its requests that wait or run.
         num_running: its requests that run.
     """
 
-    __slots__ = ("_cost", "name", "num_requests", "num_running", "service", "weight")
+    __slots__ = ("_cost", "name", "num_requests", "num_running", "service", "units", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
         self.weight = weight
+        self.units = max(1, round(weight / WEIGHT_UNIT))
         self.service = 0.0
         self.num_requests = 0
         self.num_running = 0
@@ -44,24 +51,32 @@ class Tenant:
 
 
 class TenantLedger:
-    """All accounts, and the virtual time."""
+    """All accounts."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = dict(weights)
         self._tenants: dict[str, Tenant] = {}
-        self._virtual_time = 0.0
-        self._total_weight = 0.0  # of tenants with requests
-        self._num_present = 0
+        self._present: set[Tenant] = set()  # those with requests
+        self._total_units = 0  # of these
+        self._highest_absent = 0.0  # service of any that had left
 
-    def arrive(self, name: str) -> Tenant:
-        """Count a request that came and return the account it is charged to."""
+    def arrive(self, name: str, *, first_waiting: Tenant | None) -> Tenant:
+        """Count a request that came and return the account it is charged to.
+
+        Args:
+            name: of its tenant.
+            first_waiting: the tenant with the lowest counter among those that have waiting
+                requests.
+        """
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = Tenant(name, self._weights.get(name, 1.0))
+        if tenant.num_requests == tenant.num_running:  # it had all that it asked for
+            level = self._highest() if first_waiting is None else first_waiting.service
+            tenant.service = max(tenant.service, level)
         if tenant.num_requests == 0:
-            tenant.service = max(tenant.service, self._virtual_time)
-            self._total_weight += tenant.weight
-            self._num_present += 1
+            self._present.add(tenant)
+            self._total_units += tenant.units
         tenant.num_requests += 1
         return tenant
 
@@ -69,22 +84,22 @@ class TenantLedger:
         """Count a request that ended."""
         tenant.num_requests -= 1
         if tenant.num_requests == 0:
-            self._total_weight -= tenant.weight
-            self._num_present -= 1
-            if len(self._tenants) - self._num_present > MAX_ABSENT_TENANTS:
+            self._present.remove(tenant)
+            self._total_units -= tenant.units
+            self._highest_absent = max(self._highest_absent, tenant.service)
+            if len(self._tenants) - len(self._present) > MAX_ABSENT_TENANTS:
                 self._forget_absent()
 
-    def note_served(self, tenant: Tenant) -> None:
-        """Move the virtual time: this tenant is chosen now."""
-        self._virtual_time = max(self._virtual_time, tenant.service)
-
-    def share(self, tenant: Tenant, amount: float) -> float:
+    def share(self, tenant: Tenant, amount: int) -> float:
         """Return the tenant's fair part of `amount` among those present."""
-        return amount * tenant.weight / self._total_weight
+        return amount * tenant.units / self._total_units
+
+    def _highest(self) -> float:
+        return max([self._highest_absent, *(tenant.service for tenant in self._present)])
 
     def _forget_absent(self) -> None:
         """Drop absent tenants, first those that are owed nothing by being remembered."""
-        absent = [tenant for tenant in self._tenants.values() if tenant.num_requests == 0]
+        absent = [tenant for tenant in self._tenants.values() if tenant not in self._present]
         absent.sort(key=lambda tenant: tenant.service)
         for tenant in absent[: len(absent) // 2]:
             del self._tenants[tenant.name]

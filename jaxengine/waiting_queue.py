@@ -1,8 +1,9 @@
 """The requests that wait, in the order in which they should start.
 
-Two orders, one inside the other: tenants by the service they have had, and the requests of a
-tenant by rank. A rank never changes while a request waits, so no step has to look at all of them:
-the cost of a step does not depend on how many wait.
+Two orders, one inside the other: tenants by the service they have had (with equal service, the one
+that runs less goes first), and the requests of a tenant by rank. A rank never changes while a
+request waits, so no step has to look at all of them: the cost of a step does not depend on how many
+wait.
 """
 
 import heapq
@@ -13,7 +14,7 @@ from jaxengine.tenants import Tenant
 
 __all__ = ["WaitingQueue"]
 
-# Ended requests that may stay in a heap before it is rebuilt without them.
+# Entries of a heap that may no longer matter before it is rebuilt without them.
 MAX_STALE = 64
 
 
@@ -50,10 +51,11 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[Tenant, _Line] = {}
-        # (service when entered, tie breaker, line); service only grows, so an entry that is too
-        # low surfaces early and is put right then.
-        self._by_service: list[tuple[float, int, _Line]] = []
+        # (service and running requests when entered, tie breaker, line); service only grows, so an
+        # entry that is too low surfaces early and is put right then.
+        self._by_service: list[tuple[float, int, int, _Line]] = []
         self._num_entries = 0
+        self._num_dead = 0  # entries whose line is gone
         self._num_requests = 0
         self.num_tokens = 0
 
@@ -80,11 +82,11 @@ class WaitingQueue:
     def head(self) -> Request | None:
         """Return the request that should start next, or None if none waits."""
         while self._by_service:
-            service, _, line = self._by_service[0]
+            service, _, _, line = self._by_service[0]
             request = line.head()
             if request is None:
                 heapq.heappop(self._by_service)
-                del self._lines[line.tenant]
+                self._num_dead -= 1
             elif service < line.tenant.service:
                 heapq.heappop(self._by_service)
                 self._enter(line)
@@ -99,6 +101,7 @@ class WaitingQueue:
         heapq.heappop(line.requests)
         self._num_requests -= 1
         self.num_tokens -= request.num_waiting_tokens
+        self._close_if_empty(line)
 
     def forget(self, request: Request) -> None:
         """Count out a request that waited and has just ended."""
@@ -108,7 +111,22 @@ class WaitingQueue:
         self.num_tokens -= request.num_waiting_tokens
         if line.num_stale > max(MAX_STALE, len(line.requests) // 2):
             line.drop_stale()
+        self._close_if_empty(line)
 
     def _enter(self, line: _Line) -> None:
         self._num_entries += 1
-        heapq.heappush(self._by_service, (line.tenant.service, self._num_entries, line))
+        tenant = line.tenant
+        entry = (tenant.service, tenant.num_running, self._num_entries, line)
+        heapq.heappush(self._by_service, entry)
+
+    def _close_if_empty(self, line: _Line) -> None:
+        """Let go of a line without requests. Its entry stays until it surfaces, or many have."""
+        if len(line.requests) > line.num_stale:
+            return
+        del self._lines[line.tenant]
+        line.requests.clear()
+        self._num_dead += 1
+        if self._num_dead > max(MAX_STALE, len(self._by_service) // 2):
+            self._by_service = [entry for entry in self._by_service if entry[-1].requests]
+            heapq.heapify(self._by_service)
+            self._num_dead = 0

@@ -1,6 +1,5 @@
 """An engine core over the fake device, and all that its requests were answered."""
 
-import itertools
 from collections.abc import Sequence
 
 from fake_runner import FakeModelRunner, weighted_sum, whole_answer
@@ -10,6 +9,7 @@ from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
+from jaxengine.step_time import StepTimeModel
 
 __all__ = ["EngineLoop", "small_config"]
 
@@ -27,10 +27,23 @@ def small_config(**changes) -> EngineConfig:
     return EngineConfig(**(defaults | changes))
 
 
+class Clock:
+    """Each look at it takes a second; the first says 1.
+
+    Attributes:
+        now_s: what the last look said.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1
+        return self.now_s
+
+
 class EngineLoop:
     """Steps a core, checks it after each step, and keeps what comes out.
-
-    Each look at the clock takes a second; the first says 1.
 
     Attributes:
         answers: the tokens of each request so far.
@@ -44,6 +57,7 @@ class EngineLoop:
         vocab_size: int = 100,
         eos: Sequence[int] = (),
         num_padded_tokens: int = 0,
+        step_times: StepTimeModel | None = None,
     ) -> None:
         self.config = config
         self.runner = FakeModelRunner(
@@ -52,9 +66,13 @@ class EngineLoop:
             eos_token_ids=eos,
             num_padded_tokens=num_padded_tokens,
         )
-        seconds = itertools.count(1)
+        self.clock = Clock()
         self.core = EngineCore(
-            config, self.runner, eos_token_ids=tuple(eos), clock=lambda: float(next(seconds))
+            config,
+            self.runner,
+            eos_token_ids=tuple(eos),
+            step_times=step_times,
+            clock=self.clock,
         )
         self.answers: dict[str, tuple[int, ...]] = {}
         self.ends: dict[str, RequestOutput] = {}
@@ -77,6 +95,10 @@ class EngineLoop:
         *,
         max_tokens: int = 8,
         salt: str | None = None,
+        tenant: str = "",
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+        deadline_s: float | None = None,
         **params,
     ) -> Request:
         request = Request(
@@ -84,8 +106,12 @@ class EngineLoop:
             tuple(prompt),
             SamplingParams(max_tokens=max_tokens, **params),
             seed=0,
-            arrival_time_s=0.0,
+            arrival_time_s=self.clock.now_s,
             cache_salt=salt,
+            tenant=tenant,
+            priority=priority,
+            queue_timeout_s=queue_timeout_s,
+            deadline_s=deadline_s,
         )
         self._requests[name] = request
         self.answers[name] = ()
