@@ -26,8 +26,9 @@ from bench.simulation.fleet import Affinity, Fleet
 from bench.simulation.plan import Choices, RunResult, SimulationPlan, run_plan
 from bench.simulation.report import (
     draw_runs,
+    fleet_notes,
     make_comparison_table,
-    make_runs_table,
+    make_runs_tables,
     run_dict,
 )
 from bench.simulation.router import ROUTERS
@@ -348,7 +349,10 @@ def run(options: dict[str, Any], fleet: Fleet, console: Console) -> list[RunResu
         f"{fleet.device.name}, {fleet.config.num_blocks} KV blocks of {fleet.config.block_size} "
         "tokens per replica"
     )
-    console.print(make_runs_table(results))
+    for table in make_runs_tables(results):
+        console.print(table)
+    for note in fleet_notes(results):
+        console.print(note, markup=False, highlight=False)
     if not all(result.exact_loads for result in results):
         console.print("Routers guessed the loads of replicas; --processes 1 lets them know.")
     return results

@@ -124,7 +124,10 @@ def without_outliers(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
 def fit(one_hot: Floats, contexts: Floats, times_s: Floats) -> tuple[Floats, Floats]:
     """Least squares with slopes that are not negative: one that would be is left out."""
     slopes = np.zeros(contexts.shape[1])
-    used = [column for column in range(contexts.shape[1]) if np.ptp(contexts[:, column]) > 0]
+    # A context that is the same in all steps of a bucket cannot be told from the bucket's base.
+    means = one_hot.T @ contexts / one_hot.sum(axis=0)[:, None]
+    varies = np.abs(contexts - one_hot @ means).max(axis=0) > 1e-9 * contexts.max(axis=0)
+    used = [column for column in range(contexts.shape[1]) if varies[column]]
     while True:
         features = np.hstack([one_hot, contexts[:, used]])
         solution, *_ = np.linalg.lstsq(features, times_s, rcond=None)

@@ -14,41 +14,60 @@ from bench.simulation.plan import RunResult
 from bench.simulation.validation import Comparison, RunFigures
 from bench.svg import BarPanel, LinePanel, draw_figure
 
-__all__ = ["draw_runs", "make_comparison_table", "make_runs_table", "run_dict"]
-
-LETTERS = string.ascii_uppercase  # runs beyond are in the table only
+__all__ = ["draw_runs", "fleet_notes", "make_comparison_table", "make_runs_tables", "run_dict"]
 
 
-def make_runs_table(results: Sequence[RunResult]) -> Table:
-    """One row for each run; what no run has, such as tenants, gets no column."""
-    columns = {
-        "fleet": [result.name for result in results],
-        "req/s\nper repl.": [f"{result.variant.rate_per_replica:g}" for result in results],
+def letters_of(results: Sequence[RunResult]) -> dict[str, str]:
+    """A letter for each fleet, by name; there are none for those beyond Z."""
+    names = dict.fromkeys(result.name for result in results)
+    return dict(zip(names, string.ascii_uppercase, strict=False))
+
+
+def fleet_notes(results: Sequence[RunResult]) -> list[str]:
+    """What the letters stand for."""
+    return [f"{letter}: {name}" for name, letter in letters_of(results).items()]
+
+
+def make_runs_tables(results: Sequence[RunResult]) -> list[Table]:
+    """How fast, and why: one row for each run. What no run has gets no column."""
+    letters = letters_of(results)
+    runs = {
+        "": [letters.get(result.name, result.name) for result in results],
+        "req/s per\nreplica": [f"{result.variant.rate_per_replica:g}" for result in results],
+    }
+    speed = {
         "output\ntok/s": [f"{r.figures.output_tokens_per_s:.0f}" for r in results],
         "done\nreq/s": [f"{r.figures.requests_per_s:.1f}" for r in results],
         "good\n%": [percent(r.figures.goodput_share) for r in results],
         "TTFT ms\np50/p99": [milliseconds(r.figures.ttft_ms, "p50", "p99") for r in results],
         "ITL ms\np50/p99": [milliseconds(r.figures.itl_ms, "p50", "p99") for r in results],
         "E2E s\np50/p99": [seconds(r) for r in results],
+        "TTFT p99\nheavy": [number(r.figures.heavy_ttft_p99_ms) for r in results],
+        "light": [number(light_ms(r)) for r in results],
+        "urgent": [number(r.figures.urgent_ttft_p99_ms) for r in results],
+    }
+    causes = {
         "queue ms\np99": [milliseconds(r.figures.queue_ms, "p99") for r in results],
         "seqs": [f"{r.figures.mean_seqs:.0f}" for r in results],
         "busy\n%": [percent(r.figures.busy_share) for r in results],
         "KV %\nmean/max": [
             f"{percent(r.figures.kv_use_mean)}/{percent(r.figures.kv_use_max)}" for r in results
         ],
-        "pre-\nempted %": [percent(r.figures.preemption_share, digits=1) for r in results],
+        "preempt-\ned %": [percent(r.figures.preemption_share, digits=1) for r in results],
         "prefix\nhits %": [percent(r.figures.prefix_hit_rate) for r in results],
         "wasted\nslots %": [percent(r.figures.wasted_share) for r in results],
         "busiest\n/ mean": [f"{r.figures.imbalance:.2f}" for r in results],
         "timed\nout": [count(r.figures.num_timed_out) for r in results],
-        "TTFT p99\nheavy": [number(r.figures.heavy_ttft_p99_ms) for r in results],
-        "TTFT p99\nlight": [number(light_ms(r)) for r in results],
-        "TTFT p99\nurgent": [number(r.figures.urgent_ttft_p99_ms) for r in results],
     }
+    return [make_table(runs | speed), make_table(runs | causes)]
+
+
+def make_table(columns: Mapping[str, Sequence[str]]) -> Table:
+    """A table of the columns that hold anything."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True)
     shown = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
     for heading in shown:
-        table.add_column(heading, justify="left" if heading == "fleet" else "right")
+        table.add_column(heading, justify="right" if heading else "left")
     for row in zip(*shown.values(), strict=True):
         table.add_row(*row)
     return table
@@ -114,12 +133,10 @@ def run_dict(result: RunResult) -> dict[str, Any]:
 
 def draw_runs(title: str, results: Sequence[RunResult]) -> str:
     """An SVG: lines over the rate where there are several, else a bar for each run."""
-    names = list(dict.fromkeys(result.name for result in results))
-    letters = dict(zip(names, LETTERS, strict=False))
+    letters = letters_of(results)
     rates = {result.variant.rate_per_replica for result in results}
     panels = line_panels if len(rates) > 1 else bar_panels
-    notes = [f"{letter}: {name}" for name, letter in letters.items()]
-    return draw_figure(title, panels(results, letters), notes=notes)
+    return draw_figure(title, panels(results, letters), notes=fleet_notes(results))
 
 
 def measures(result: RunResult) -> dict[str, tuple[str, float | None]]:
