@@ -224,15 +224,10 @@ async def disturb(
     Raises:
         RequestFailed: a request failed, or a stream ended before the prompt was done.
     """
-    records = [RequestRecord(index, sender.clock()) for index in range(len(streams))]
-    tasks = [
-        asyncio.ensure_future(sender.send(stream, record))
-        for stream, record in zip(streams, records, strict=True)
-    ]
-    try:
-        while any(record.first_token_s is None for record in records):
-            await asyncio.sleep(POLL_S)
+    async with sender.kept_busy(streams.__getitem__, len(streams)) as records:
+        while len(records) < len(streams) or any(r.first_token_s is None for r in records):
             check_running(records)
+            await asyncio.sleep(POLL_S)
         await asyncio.sleep(SETTLE_SHARE * idle_s)
         idle_start_s = sender.clock()
         await asyncio.sleep(idle_s)
@@ -243,10 +238,6 @@ async def disturb(
         check_running(records)
         # The gaps that the end of the prompt falls into come to their end.
         await asyncio.sleep(SETTLE_SHARE * idle_s)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     await sender.wait_until_idle()
     sent_s, done_s = long_record.start_s, long_record.start_s + long_record.first_token_s
     disturbance = Disturbance(

@@ -14,7 +14,7 @@ type SendOne = Callable[[RequestRecord], Awaitable[None]]
 
 async def run_closed_loop(
     send_one: SendOne,
-    indices: Sequence[int],
+    indices: Iterable[int],
     concurrency: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[RequestRecord]:

@@ -1,8 +1,10 @@
 """Requests planned one by one, sent to one server, and what the server's engine did meanwhile."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -147,6 +149,36 @@ class Sender:
         counters = (await self.read_counters()).since(before)
         summary = summarize(level, records, output_len=None, client_cpu_s=cpu_s)
         return ScenarioRun(summary, counters, records)
+
+    @asynccontextmanager
+    async def kept_busy(
+        self, plan: Callable[[int], PlannedRequest], concurrency: int
+    ) -> AsyncIterator[list[RequestRecord]]:
+        """Keep so many requests in flight for as long as the block runs, then leave them.
+
+        Args:
+            plan: makes the request of a number; called once for each, from 0 on.
+            concurrency: a request that ends is replaced at once.
+
+        Yields:
+            The records, in order of sending; more come while the block runs.
+        """
+        records: list[RequestRecord] = []
+
+        async def send_one(record: RequestRecord) -> None:
+            records.append(record)
+            await self.send(plan(record.index), record)
+
+        load = asyncio.ensure_future(
+            run_closed_loop(send_one, itertools.count(), concurrency, clock=self.clock)
+        )
+        try:
+            yield records
+        finally:
+            load.cancel()
+            await asyncio.wait({load})
+        if not load.cancelled():
+            load.result()  # it never returns, so this is an error of ours
 
     async def read_counters(self) -> EngineCounters:
         """The engine's counters now."""

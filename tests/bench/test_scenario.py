@@ -103,3 +103,28 @@ async def test_a_warm_up_that_fails_ends_the_measurement():
 async def test_a_warm_up_sends_all_at_once(sender: Sender):
     await sender.warm_up([request(), request()])
     assert (await sender.read_counters()).steps == 4
+
+
+async def test_a_server_is_kept_busy_for_as_long_as_a_block_runs():
+    fake = FakeServe(pace=lambda body, _: 0.001 if body["max_tokens"] == 1 else 3600.0)
+    with fake.run(["headrace"], output=None) as server:
+        async with open_session(None, 30) as session:
+            sender = Sender(session, Target(url=server.url, model="tiny"))
+            # The first three end and are replaced; the others go on for ever.
+            plan = [request(1), request(1), request(1), request(9), request(9)]
+            async with sender.kept_busy(plan.__getitem__, concurrency=2) as records:
+                while (await sender.read_counters()).num_unfinished < 2 or len(records) < 5:
+                    await asyncio.sleep(0.001)
+            await sender.wait_until_idle()
+    assert [record.end_s is None for record in records] == [False, False, False, True, True]
+    assert all(record.error is None for record in records)
+
+
+async def test_an_error_of_the_plan_is_raised_at_the_end_of_the_block(sender: Sender):
+    async def keep_busy_with_one_request() -> None:
+        async with sender.kept_busy([request(1)].__getitem__, concurrency=1) as records:
+            while len(records) < 2:
+                await asyncio.sleep(0.001)
+
+    with pytest.raises(ExceptionGroup):
+        await keep_busy_with_one_request()
