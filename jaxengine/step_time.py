@@ -9,15 +9,14 @@ nothing and are learned from the first steps on. Both are then followed by a Kal
 two guards that serving needs:
 
 * Forgetting is exponential resetting (Salgado, Goodwin and Middleton, 1988): with every step the
-  covariance moves a little way back to where it began. What the traffic says nothing about keeps
-  its value and becomes uncertain, but never more so than before the first step; plain forgetting
-  would let the covariance wind up while the traffic is constant.
-* The error that a step may teach is bounded in standard deviations, as in Huber's estimator: a
-  step that the operating system disturbed moves the fit no more than an unlucky one.
+  covariance moves a little way to a fixed one. What the traffic says nothing about keeps its value
+  and becomes uncertain, but only so far; plain forgetting would let the covariance wind up while
+  the traffic is constant.
+* Errors are weighted as in Huber's estimator, beyond a bound in standard deviations: a step that
+  the operating system disturbed moves the fit no more than an unlucky one.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,33 +24,36 @@ from jaxengine.buckets import Bucket
 
 __all__ = ["StepTimeModel", "StepWork"]
 
-# How far real steps without context may be off what the warm-up measured, as standard deviations:
-# all together, because the machine is busier now, and every bucket for itself.
+# How far the bases may be off what the warm-up measured, as standard deviations: all together,
+# because the machine is busier now, and every bucket for itself.
 COMMON_BASE_SPREAD = 0.2
 OWN_BASE_SPREAD = 0.1
 
-# The slopes begin at zero, and are believed to be below these shares of what the largest bucket
-# costs per token: a position attended to by a decode, one attended to by a prompt token, a
-# sampled row.
-SLOPE_SPREADS = (0.01, 0.001, 5.0)
+# The slopes begin at zero. So far they may be from it, as shares of what the largest bucket costs
+# per token: a position that a decode attends to, one that a prompt token does, a drawn row. About
+# what a model of 135M parameters shows on a CPU; larger ones have smaller shares.
+SLOPE_SPREADS = (0.01, 0.002, 10.0)
 
-# Share of the way back to the first covariance in every step: the memory is about 200 steps.
+# Later a slope that no step has shown for long is uncertain by this part of it.
+RESTING_SLOPE_SPREAD = 0.1
+
+# Share of the way to the resting covariance in every step: a machine that becomes half as fast
+# is followed in about 20 steps.
 FORGETTING = 0.005
 
-# Errors teach up to so many standard deviations; about Huber's choice.
+# Errors teach up to so many standard deviations, about as Huber chose.
 CLIP = 1.5
 
-# How fast the spread and the margin follow, per step; and what an error counts for at most in the
-# spread, as a multiple of it.
-SPREAD_RATE = 0.02
-MARGIN_RATE = 0.05
-SPREAD_CLIP = 3
-
+# The spread of errors: where it begins, the least, how fast it follows per step, and what an error
+# counts for at most, as a multiple of it.
 FIRST_SPREAD = 0.1
 LEAST_SPREAD = 0.01
+SPREAD_RATE = 0.02
+SPREAD_CLIP = 3
 
-# Share of steps that the margin covers.
+# Share of steps that the margin covers, and how fast it follows per step, in spreads.
 MARGIN_QUANTILE = 0.9
+MARGIN_RATE = 0.05
 
 # A base falls to no less than this share of the time of the warm-up, so that times are positive.
 LEAST_BASE = 0.01
@@ -97,19 +99,13 @@ class StepTimeModel:
         token_s = bases[-1] / self._buckets[-1].num_tokens
         self._parameters = [*bases, 0.0, 0.0, 0.0]
         self._least = [*(base * LEAST_BASE for base in bases), 0.0, 0.0, 0.0]
-        self._covariance = self._first_covariance = [
-            [
-                base * other * (COMMON_BASE_SPREAD**2 + OWN_BASE_SPREAD**2 * (i == j))
-                for j, other in enumerate(bases)
-            ]
-            + [0.0, 0.0, 0.0]
-            for i, base in enumerate(bases)
-        ] + [
-            [(spread * token_s) ** 2 * (i == j) for j in range(len(bases) + 3)]
-            for i, spread in enumerate(SLOPE_SPREADS, len(bases))
-        ]
+        slope_spreads_s = [token_s * spread for spread in SLOPE_SPREADS]
+        self._covariance = _covariance(bases, slope_spreads_s)
+        self._resting_covariance = _covariance(
+            bases, [spread_s * RESTING_SLOPE_SPREAD for spread_s in slope_spreads_s]
+        )
         self._spread = FIRST_SPREAD
-        self._margin = FIRST_SPREAD
+        self._margin_in_spreads = 1.0
 
     @property
     def base_times_s(self) -> dict[Bucket, float]:
@@ -130,7 +126,7 @@ class StepTimeModel:
     @property
     def margin(self) -> float:
         """What 9 of 10 steps do not exceed their prediction by, as a share of it."""
-        return self._margin
+        return self._margin_in_spreads * self._spread
 
     def predict(self, work: StepWork) -> float:
         """Return the seconds that a step is expected to take.
@@ -144,7 +140,10 @@ class StepTimeModel:
         """Learn how long a step took.
 
         Returns:
-            By how much it was predicted too short, in seconds.
+            By how many seconds it took longer than predicted before.
+
+        Raises:
+            ValueError: no bucket holds it.
         """
         index = self._index_of_bucket(work)
         predicted_s = self._time_s(index, work)
@@ -163,19 +162,21 @@ class StepTimeModel:
             + shared[-1] * drawn
         )
         most_s = CLIP * math.sqrt(variance)
-        step = max(-most_s, min(error_s, most_s)) / variance
+        # Huber's weight: a step beyond the bound teaches less, and is less to be sure of.
+        weight = 1.0 if abs(error_s) <= most_s else most_s / abs(error_s)
+        gain = weight / variance
         self._parameters = [
-            max(value + covariance * step, least)
-            for value, covariance, least in zip(self._parameters, shared, self._least, strict=True)
+            max(value + of_value * gain * error_s, least)
+            for value, of_value, least in zip(self._parameters, shared, self._least, strict=True)
         ]
         keep = 1 - FORGETTING
         self._covariance = [
             [
-                keep * (now - of_row * of_column / variance) + FORGETTING * first
-                for now, of_column, first in zip(row, shared, first_row, strict=True)
+                keep * (now - of_row * of_column * gain) + FORGETTING * resting
+                for now, of_column, resting in zip(row, shared, resting_row, strict=True)
             ]
-            for row, first_row, of_row in zip(
-                self._covariance, self._first_covariance, shared, strict=True
+            for row, resting_row, of_row in zip(
+                self._covariance, self._resting_covariance, shared, strict=True
             )
         ]
         self._learn_spread(error_s / predicted_s)
@@ -198,26 +199,28 @@ class StepTimeModel:
 
         Returns:
             A number from 0, where not even one fits, to `at_most`.
+
+        Raises:
+            ValueError: no bucket holds the step so far.
         """
-        prefill_s = self._parameters[-2]
-        limit_s /= 1 + self._margin
+        pair_s = self._parameters[-2]
+        left_s = limit_s / (1 + self.margin) - pair_s * work.prefill_context
+        # The attention of prompts costs the same however they are cut: no part of their speed.
+        rest = work._replace(prefill_context=0)
         # Prompt tokens so far, but for one of each prompt.
         num_before = work.num_tokens - work.num_seqs
-        now_s = self._time_s(self._index_of_bucket(work), work)
-        best, best_speed = 0, num_before / (now_s - prefill_s * work.prefill_context)
+        best, best_speed = 0, num_before / self.predict(rest)
         num_filled = 0  # what fits into the smaller buckets
         for index, bucket in enumerate(self._buckets):
             room = min(bucket.num_tokens - work.num_tokens, at_most)
             if bucket.decode_only or work.num_seqs >= bucket.num_seqs or room <= num_filled:
                 continue
-            without_s = self._time_s(index, work)
-            num_fitting = min(room, _most_tokens(limit_s - without_s, prefill_s, first_position))
+            rest_s = self._time_s(index, rest)
+            num_fitting = _most_tokens(left_s - rest_s, pair_s, first_position, room)
             if num_fitting > num_filled:
                 if num_fitting == at_most:
                     return at_most
-                # The attention of prompts costs the same however they are cut, so it is left out.
-                cost_s = without_s - prefill_s * work.prefill_context
-                speed = (num_before + num_fitting) / cost_s
+                speed = (num_before + num_fitting) / rest_s
                 if speed > best_speed:
                     best, best_speed = num_fitting, speed
             num_filled = room
@@ -246,21 +249,38 @@ class StepTimeModel:
 
     def _learn_spread(self, relative_error: float) -> None:
         """Follow the mean absolute error, and the quantile by Robbins and Monro's steps."""
+        is_covered = relative_error <= self.margin
+        step = MARGIN_RATE * (MARGIN_QUANTILE - is_covered)
+        self._margin_in_spreads = max(self._margin_in_spreads + step, 0.0)
         clipped = min(abs(relative_error), SPREAD_CLIP * self._spread)
         self._spread = max(self._spread + SPREAD_RATE * (clipped - self._spread), LEAST_SPREAD)
-        exceeds = relative_error > self._margin
-        step = MARGIN_RATE * self._spread * (MARGIN_QUANTILE - (not exceeds))
-        self._margin = max(self._margin + step, 0.0)
 
 
-def _most_tokens(left_s: float, pair_s: float, first_position: int) -> int:
-    """Return how many tokens from a position on can attend in the time that is left.
+def _covariance(bases_s: list[float], slope_spreads_s: list[float]) -> list[list[float]]:
+    """Return the covariance of the bases, which go along with each other, and the slopes."""
+    of_bases = [
+        [
+            base_s * other_s * (COMMON_BASE_SPREAD**2 + OWN_BASE_SPREAD**2 * (i == j))
+            for j, other_s in enumerate(bases_s)
+        ]
+        + [0.0] * len(slope_spreads_s)
+        for i, base_s in enumerate(bases_s)
+    ]
+    of_slopes = [
+        [0.0] * len(bases_s) + [spread_s**2 * (i == j) for j in range(len(slope_spreads_s))]
+        for i, spread_s in enumerate(slope_spreads_s)
+    ]
+    return of_bases + of_slopes
 
-    n tokens attend to n (2 first_position + n + 1) / 2 positions; this is the positive root.
+
+def _most_tokens(left_s: float, pair_s: float, first_position: int, room: int) -> int:
+    """Return how many of `room` tokens from a position on can attend in the time that is left.
+
+    n tokens attend to n (2 first_position + n + 1) / 2 positions.
     """
     if left_s < 0:
         return 0
-    if pair_s == 0:
-        return sys.maxsize
+    if pair_s * room * (2 * first_position + room + 1) / 2 <= left_s:
+        return room
     half = first_position + 0.5
     return int(math.sqrt(half * half + 2 * left_s / pair_s) - half)
