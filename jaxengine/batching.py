@@ -38,15 +38,16 @@ class ClosedBatch:
         """Take note of a request that begins to wait."""
         self._last_arrival_s = arrival_time_s
 
-    def opens_at_s(self, num_waiting: int, first_arrival_s: float) -> float:
-        """Return when the requests that wait may start, given that nothing runs.
+    def is_full(self, num_waiting: int) -> bool:
+        """Whether so many requests that wait need not wait for others."""
+        return num_waiting >= self._size
+
+    def opens_at_s(self, first_arrival_s: float) -> float:
+        """Return when requests that do not fill a batch may start, given that nothing runs.
 
         Args:
-            num_waiting: how many wait; at least one.
             first_arrival_s: when the first of them came.
         """
-        if num_waiting >= self._size:
-            return first_arrival_s
         if self._is_static:
             return self._last_arrival_s + STATIC_PATIENCE_S
         return first_arrival_s + self._window_s

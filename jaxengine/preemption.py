@@ -3,7 +3,8 @@
 Two occasions: a running request must grow and no block is free (`pick_victim`), and a waiting
 request should run rather than one that does (`pick_displaced`). The eldest of the running, by
 rank, never gives way: whoever is eldest runs to its end, and everyone becomes eldest in time, so
-nothing starves however small the cache.
+nothing starves however small the cache. Short of that, a prompt that has begun gets no tokens while
+another should go first (`goes_first`).
 """
 
 from collections.abc import Callable, Collection
@@ -11,7 +12,15 @@ from collections.abc import Callable, Collection
 from jaxengine.request import Request
 from jaxengine.tenants import Tenant
 
-__all__ = ["pick_displaced", "pick_victim"]
+__all__ = ["goes_first", "pick_displaced", "pick_victim"]
+
+
+def goes_first(waiting: Request, begun: Request) -> bool:
+    """Whether a waiting request should get tokens before one whose prompt has begun."""
+    waits, runs = waiting.account, begun.account
+    if waits is not runs:
+        return (waits.service, waits.num_running) < (runs.service, runs.num_running)
+    return waiting.priority < begun.priority and waiting.rank < begun.rank
 
 
 def pick_victim(running: Collection[Request]) -> Request:

@@ -18,12 +18,12 @@ from jaxengine.config import EngineConfig
 from jaxengine.expiry import ExpiryQueue
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import FinishReason, RequestOutput
-from jaxengine.preemption import pick_displaced, pick_victim
+from jaxengine.preemption import goes_first, pick_displaced, pick_victim
 from jaxengine.request import Request, RequestStatus
 from jaxengine.scheduler_output import SchedulerOutput
 from jaxengine.step_draft import StepDraft
 from jaxengine.step_time import StepTimeModel
-from jaxengine.tenants import Tenant, TenantLedger
+from jaxengine.tenants import TenantLedger
 from jaxengine.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler"]
@@ -121,7 +121,7 @@ class Scheduler:
             return None
         if self._batch is None:
             return now_s
-        opens_at_s = self._batch.opens_at_s(len(self._waiting), head.arrival_time_s)
+        opens_at_s = self._opens_at_s(self._batch)
         expires_s = self._expiry.next_s()
         return opens_at_s if expires_s is None else min(opens_at_s, expires_s)
 
@@ -232,6 +232,7 @@ class Scheduler:
             if prompts or self._batch.has_padding:
                 return prompts
         prompts = []
+        num_live = 0
         block_size = self._config.block_size
         for request in running:
             num_pending = request.num_pending_tokens
@@ -239,12 +240,14 @@ class Scheduler:
             num_new = num_tokens - request.num_computed_tokens
             if num_new > 1:
                 prompts.append(request)
-            elif (
-                num_new == 1
-                and draft.budget > 0
+                continue
+            # A pending token that is certainly the last one need not be computed.
+            if num_new == 0 or (num_pending and num_tokens >= request.max_num_tokens):
+                continue
+            num_live += 1
+            if (
+                draft.budget > 0
                 and request.status is RequestStatus.RUNNING  # not preempted just now
-                # A pending token that is certainly the last one need not be computed.
-                and not (num_pending and num_tokens >= request.max_num_tokens)
                 and (num_tokens <= request.num_slots or self._make_room(draft, request, num_tokens))
             ):
                 if num_tokens % block_size == 0:
@@ -253,7 +256,7 @@ class Scheduler:
                     self._kv.remember(request, num_tokens)
                 draft.take_token(request)
         if self._batch is not None and draft.scheduled:
-            draft.add_ended_rows(self._batch.ended_rows(len(draft.scheduled)))
+            draft.add_ended_rows(min(self._batch.ended_rows(num_live), draft.budget))
         return [request for request in prompts if request.status is RequestStatus.RUNNING]
 
     def _schedule_prompts(
@@ -269,7 +272,7 @@ class Scheduler:
             prompts = [r for r in prompts if r.status is RequestStatus.RUNNING]
             partial = min(prompts, key=lambda r: (r.account.service, r.rank), default=None)
             head = self._waiting.head() if may_join else None
-            if head is not None and (partial is None or _goes_first(head, partial)):
+            if head is not None and (partial is None or goes_first(head, partial)):
                 draft.waiting_for = self._admit(draft, head, now_s)
                 if draft.waiting_for:
                     may_join = False
@@ -314,11 +317,17 @@ class Scheduler:
     def _form_batch(self, draft: StepDraft, batch: ClosedBatch, now_s: float) -> None:
         """Let waiting requests start together, if it is time."""
         head = self._waiting.head()
-        if head is None or now_s < batch.opens_at_s(len(self._waiting), head.arrival_time_s):
+        if head is None or now_s < self._opens_at_s(batch):
             return
         while head is not None and not self._admit(draft, head, now_s):
             head = self._waiting.head()
         batch.begin(list(self._running.values()))
+
+    def _opens_at_s(self, batch: ClosedBatch) -> float:
+        """Return when the requests that wait, one at least, may start together."""
+        if batch.is_full(len(self._waiting)):
+            return 0.0
+        return batch.opens_at_s(min(request.arrival_time_s for request in self._waiting))
 
     def _admit(self, draft: StepDraft, request: Request, now_s: float) -> str:
         """Give the head of the queue a row, its cached prefix, and blocks, if all of it fits.
@@ -382,7 +391,7 @@ class Scheduler:
         for victim in pick_displaced(
             request,
             self._running.values(),
-            fair_rows=self._fair_rows,
+            fair_rows=lambda tenant: self._tenants.share(tenant, self._config.max_num_seqs),
             num_holders=self._kv.num_holders,
             lacks_row=not self._free_rows,
             lacking_blocks=lacking_blocks,
@@ -390,9 +399,6 @@ class Scheduler:
         ):
             draft.drop(victim)
             self._preempt(victim)
-
-    def _fair_rows(self, tenant: Tenant) -> float:
-        return self._tenants.share(tenant, self._config.max_num_seqs)
 
     def _make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
         """Reserve blocks for a running request, preempting others as long as needed."""
@@ -442,11 +448,3 @@ class Scheduler:
             self._waiting.forget(request)
             self.num_preempted -= status is RequestStatus.PREEMPTED
         return request.output(now_s, new_token_ids, error=error)
-
-
-def _goes_first(head: Request, partial: Request) -> bool:
-    """Whether a waiting request should get tokens before one whose prompt is begun."""
-    waits, runs = head.account, partial.account
-    if waits is not runs:
-        return (waits.service, waits.num_running) < (runs.service, runs.num_running)
-    return head.priority < partial.priority and head.rank < partial.rank

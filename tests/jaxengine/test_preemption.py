@@ -1,6 +1,6 @@
 from collections.abc import Collection, Iterable, Sequence
 
-from jaxengine.preemption import pick_displaced, pick_victim
+from jaxengine.preemption import goes_first, pick_displaced, pick_victim
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.tenants import Tenant
@@ -208,3 +208,27 @@ def test_a_tenant_gives_blocks_only_down_to_its_share_of_rows():
     waiting = make_request("w", light, 9)
     for count, names in ((1, ["f4"]), (6, ["f4", "f3", "f2"]), (7, [])):
         assert displaced(waiting, running, lacks_row=False, lacking_blocks=count) == names
+
+
+# Among prompts.
+
+
+def test_a_waiting_prompt_goes_before_one_of_a_tenant_that_has_had_more_service():
+    a, b = Tenant("a", 1.0), Tenant("b", 1.0)
+    waiting, begun = make_request("w", a, 9), run(b, (1,))[0]
+    a.service, b.service = 5.0, 6.0
+    assert goes_first(waiting, begun)
+    b.service = 4.0
+    assert not goes_first(waiting, begun)
+    b.service = 5.0
+    assert goes_first(waiting, begun)  # b runs something, a does not
+    a.num_running = 1
+    assert not goes_first(waiting, begun)
+
+
+def test_within_a_tenant_a_waiting_prompt_goes_first_only_by_priority():
+    tenant = Tenant("t", 1.0)
+    [begun] = run(tenant, (9,), priority=1)
+    assert goes_first(make_request("w", tenant, 8), begun)
+    assert not goes_first(make_request("w", tenant, 8, priority=1), begun)
+    assert not goes_first(make_request("w", tenant, 10), begun)
