@@ -3,14 +3,16 @@
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxengine.config import EngineConfig
 from jaxengine.models.config import ModelConfig
-from kernels_pallas.ragged_paged_attention import kv_cache_shape
+from kernels_pallas.kv_cache import KVCache, KVCacheDtype
+from kernels_pallas.ragged_paged_attention import new_kv_cache
 
-__all__ = ["DeviceState", "kv_block_bytes", "new_device_state"]
+__all__ = ["DeviceState", "kv_block_bytes", "new_device_state", "resolve_kv_cache_dtype"]
 
 
 class DeviceState(NamedTuple):
@@ -21,32 +23,44 @@ class DeviceState(NamedTuple):
         last_token: the last sampled token of each row, plus one spare row for padding.
     """
 
-    kv_cache: Array
+    kv_cache: KVCache
     last_token: Int[Array, "R+1"]
 
 
-def kv_block_bytes(model: ModelConfig, *, block_size: int, dtype: str) -> int:
-    """Return the bytes that one block takes over all layers."""
-    shape = kv_cache_shape(
-        num_layers=model.num_layers,
-        num_blocks=1,
-        block_size=block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+def resolve_kv_cache_dtype(config: EngineConfig) -> KVCacheDtype:
+    """Return the dtype of the KV cache; "auto" is that of the weights."""
+    return config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def kv_block_bytes(model: ModelConfig, *, block_size: int, dtype: KVCacheDtype) -> int:
+    """Return the bytes that one block takes over all layers, scales included."""
+    block = jax.eval_shape(
+        lambda: _new_kv_cache(model, num_blocks=1, block_size=block_size, dtype=dtype)
     )
-    return math.prod(shape) * jnp.dtype(dtype).itemsize
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(block))
 
 
 def new_device_state(model: ModelConfig, config: EngineConfig) -> DeviceState:
     """Allocate an empty state. Zeros, because masked garbage must stay finite."""
-    shape = kv_cache_shape(
+    return DeviceState(
+        kv_cache=_new_kv_cache(
+            model,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=resolve_kv_cache_dtype(config),
+        ),
+        last_token=jnp.zeros(config.max_num_seqs + 1, jnp.int32),
+    )
+
+
+def _new_kv_cache(
+    model: ModelConfig, *, num_blocks: int, block_size: int, dtype: KVCacheDtype
+) -> KVCache:
+    return new_kv_cache(
         num_layers=model.num_layers,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
+        num_blocks=num_blocks,
+        block_size=block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-    )
-    return DeviceState(
-        kv_cache=jnp.zeros(shape, config.dtype),
-        last_token=jnp.zeros(config.max_num_seqs + 1, jnp.int32),
+        dtype=dtype,
     )

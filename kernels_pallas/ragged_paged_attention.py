@@ -11,13 +11,15 @@ K kv heads, H head dim.
 
 from typing import NamedTuple
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import reference
+from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 
 __all__ = [
     "AttentionBatch",
-    "kv_cache_shape",
+    "new_kv_cache",
     "ragged_paged_attention",
     "write_kv",
 ]
@@ -46,36 +48,47 @@ class AttentionBatch(NamedTuple):
     num_prefill_tiles: Int[Array, ""]
 
 
-def kv_cache_shape(
-    *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
-) -> tuple[int, ...]:
-    """Return the shape of the one array that holds K and V of all layers.
+def new_kv_cache(
+    *,
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: KVCacheDtype,
+) -> KVCache:
+    """Return a cache of zeros for K and V of all layers; `jax.eval_shape` tells its size.
 
-    Layer l's block b is row `l * num_blocks + b`, so that the cache is a single donated leaf.
+    Layer l's block b is row `l * num_blocks + b` of its arrays, so that all layers share one
+    donated cache.
+
+    Raises:
+        ValueError: a block size or a dtype that there is not.
     """
-    return reference.kv_cache_shape(
+    return reference.new_kv_cache(
         num_layers=num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        dtype=dtype,
     )
 
 
 def write_kv(
-    kv_cache: Array,
+    kv_cache: KVCache,
     k_TKH: Float[Array, "T K H"],
     v_TKH: Float[Array, "T K H"],
     slot_mapping_T: Int[Array, "T"],
     *,
     first_block: Int[Array, ""],
-) -> Array:
+) -> KVCache:
     """Return the cache with K and V of the packed tokens at their slots, in place when donated.
 
     Args:
-        kv_cache: as shaped by `kv_cache_shape`.
-        k_TKH: keys after RoPE; cast to the dtype of the cache.
-        v_TKH: values; cast likewise.
+        kv_cache: as made by `new_kv_cache`.
+        k_TKH: keys after RoPE; rounded to the dtype of the cache, or its largest number.
+        v_TKH: values; likewise.
         slot_mapping_T: as in AttentionBatch.
         first_block: row of this layer's block 0.
     """
@@ -86,7 +99,7 @@ def write_kv(
 
 def ragged_paged_attention(
     q_TNH: Float[Array, "T N H"],
-    kv_cache: Array,
+    kv_cache: KVCache,
     batch: AttentionBatch,
     *,
     first_block: Int[Array, ""],
@@ -102,7 +115,7 @@ def ragged_paged_attention(
 
     Args:
         q_TNH: queries after RoPE; padding rows may hold anything finite.
-        kv_cache: as shaped by `kv_cache_shape`.
+        kv_cache: as made by `new_kv_cache`.
         batch: where the tokens belong.
         first_block: row of this layer's block 0.
         num_kv_heads: K; N must be a multiple of it.
@@ -119,17 +132,21 @@ def ragged_paged_attention(
     num_seqs = batch.seq_lens.shape[0]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} kv heads")
-    expected_shape = kv_cache_shape(
-        num_layers=1,
-        num_blocks=kv_cache.shape[0],
-        block_size=kv_cache.shape[3],
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+    num_blocks, block_size = kv_cache.data.shape[0], kv_cache.data.shape[3]
+    expected = jax.eval_shape(
+        lambda: new_kv_cache(
+            num_layers=1,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=kv_cache.dtype,
+        )
     )
-    if kv_cache.shape != expected_shape:
+    if _arrays(kv_cache) != _arrays(expected):
         raise ValueError(
-            f"the cache has shape {kv_cache.shape}, but {num_kv_heads} kv heads of {head_dim} "
-            f"need {expected_shape}"
+            f"the cache is {_arrays(kv_cache)}, but {num_kv_heads} kv heads of {head_dim} "
+            f"in {kv_cache.dtype} need {_arrays(expected)}"
         )
     if num_tokens < num_seqs:
         raise ValueError(f"{num_tokens} packed tokens cannot hold {num_seqs} sequences")
@@ -150,3 +167,8 @@ def ragged_paged_attention(
         scale=scale,
         decode_only=decode_only,
     )
+
+
+def _arrays(kv_cache: KVCache) -> str:
+    """Return dtype and shape of each array, for comparison and for people."""
+    return " and ".join(f"{x.dtype.name}{list(x.shape)}" for x in jax.tree.leaves(kv_cache))

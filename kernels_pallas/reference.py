@@ -12,15 +12,28 @@ of everything but its own sequence, bit by bit:
 
 Cache layout: [layers * blocks, 2, K, block_size, H'], 0 = K and 1 = V, H' = H rounded up. The
 tokens of one (block, head) are contiguous: one stream of cache lines here, one TMA box on a GPU.
+Scales, where the dtype has some, are [layers * blocks, 2, K, block_size].
+
+What is stored in eight bits is converted after the gather. Its scales are the same for a whole
+key or value, so they multiply scores and weights, and not every element.
 """
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.kv_cache import (
+    KVCache,
+    KVCacheDtype,
+    decode_kv,
+    encode_kv,
+    product_dtype,
+    scale_dtype,
+    storage_dtype,
+)
 from kernels_pallas.work_plan import QUERY_TILE
 
-__all__ = ["KV_TILE", "kv_cache_shape", "ragged_paged_attention", "write_kv"]
+__all__ = ["KV_TILE", "new_kv_cache", "ragged_paged_attention", "write_kv"]
 
 # Context tokens per step of the online softmax. Every block size divides it.
 KV_TILE = 128
@@ -43,36 +56,52 @@ MASKED = -1e30
 SUM_COLUMNS = 8
 
 
-def kv_cache_shape(
-    *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
-) -> tuple[int, ...]:
-    """Return the cache shape; see the module docstring."""
+def new_kv_cache(
+    *,
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: KVCacheDtype,
+) -> KVCache:
+    """Return a cache of zeros; see the module docstring."""
     if block_size < 1 or KV_TILE % block_size:
         raise ValueError(f"block_size {block_size} must divide {KV_TILE}")
     padded_head_dim = head_dim + -head_dim % HEAD_MULTIPLE
-    return (num_layers * num_blocks, 2, num_kv_heads, block_size, padded_head_dim)
+    tokens = (num_layers * num_blocks, 2, num_kv_heads, block_size)
+    scales = scale_dtype(dtype)
+    return KVCache(
+        data=jnp.zeros((*tokens, padded_head_dim), storage_dtype(dtype)),
+        scales=None if scales is None else jnp.zeros(tokens, scales),
+        dtype=dtype,
+    )
 
 
 def write_kv(
-    kv_cache: Array,
+    kv_cache: KVCache,
     k_TKH: Float[Array, "T K H"],
     v_TKH: Float[Array, "T K H"],
     slot_mapping_T: Int[Array, "T"],
     *,
     first_block: Int[Array, ""],
-) -> Array:
+) -> KVCache:
     """Scatter K and V to their slots. Padding tokens share block 0, whose content is never read."""
-    block_size = kv_cache.shape[3]
-    kv_T2KH = _pad_heads(jnp.stack([k_TKH, v_TKH], axis=1).astype(kv_cache.dtype))
-    blocks_T = slot_mapping_T // block_size + first_block
-    return kv_cache.at[blocks_T, :, :, slot_mapping_T % block_size, :].set(
-        kv_T2KH, mode="promise_in_bounds"
+    block_size = kv_cache.data.shape[3]
+    data_T2KH, scales_T2K = encode_kv(jnp.stack([k_TKH, v_TKH], axis=1), kv_cache.dtype)
+    blocks_T, offsets_T = slot_mapping_T // block_size + first_block, slot_mapping_T % block_size
+    data = kv_cache.data.at[blocks_T, :, :, offsets_T, :].set(
+        _pad_heads(data_T2KH), mode="promise_in_bounds"
     )
+    scales = kv_cache.scales
+    if scales is not None:
+        scales = scales.at[blocks_T, :, :, offsets_T].set(scales_T2K, mode="promise_in_bounds")
+    return KVCache(data, scales, kv_cache.dtype)
 
 
 def ragged_paged_attention(
     q_TNH: Float[Array, "T N H"],
-    kv_cache: Array,
+    kv_cache: KVCache,
     seq_lens: Int[Array, "S"],
     block_tables: Int[Array, "S M"],
     num_decodes: Int[Array, ""],
@@ -87,12 +116,12 @@ def ragged_paged_attention(
     """Attend; the arguments are those of the contract, unpacked."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     group_size = num_heads // num_kv_heads
-    q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(kv_cache.dtype)
+    q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(product_dtype(kv_cache.dtype))
     q_TKGH = q_TKGH.reshape(num_tokens, num_kv_heads, group_size, head_dim)
     q_TKGH = jnp.pad(q_TKGH, ((0, 0), (0, 0), (0, -group_size % ROW_MULTIPLE), (0, 0)))
     q_TKGH = _pad_heads(q_TKGH)
     # Whole tiles only: pad the tables to a multiple of a tile's blocks.
-    tile_blocks = KV_TILE // kv_cache.shape[3]
+    tile_blocks = KV_TILE // kv_cache.data.shape[3]
     tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % tile_blocks)))
     tables = tables + first_block
 
@@ -108,7 +137,7 @@ def _pad_heads(x: Array) -> Array:
 
 
 def _decode(
-    q_TKGH: Array, kv_cache: Array, seq_lens: Array, tables: Array, num_decodes: Array
+    q_TKGH: Array, kv_cache: KVCache, seq_lens: Array, tables: Array, num_decodes: Array
 ) -> Array:
     """Attend for sequences s < num_decodes, whose only query is token s, group by group.
 
@@ -144,7 +173,7 @@ def _decode(
 
 def _prefill(
     q_TKGH: Array,
-    kv_cache: Array,
+    kv_cache: KVCache,
     tables: Array,
     prefill_tiles: Array,
     num_prefill_tiles: Array,
@@ -164,12 +193,13 @@ def _prefill(
         q = lax.dynamic_slice_in_dim(q_padded, first_token, QUERY_TILE)
         # The rows of a kv head: queries x group, as one left operand.
         q = q.transpose(1, 0, 2, 3).reshape(1, num_kv_heads, QUERY_TILE * group_size, head_dim)
-        positions = first_position + jnp.arange(QUERY_TILE)
+        # Rows past the tile's own tokens see what the last one sees: nothing that is unwritten.
+        offsets = jnp.minimum(jnp.arange(QUERY_TILE), num_queries - 1)
         result = _online_softmax(
             q,
             kv_cache,
             lax.dynamic_slice_in_dim(tables, seq, 1),
-            last_position=jnp.repeat(positions, group_size)[None],
+            last_position=jnp.repeat(first_position + offsets, group_size)[None],
             num_keys=first_position + num_queries,
         )
         result = result.reshape(num_kv_heads, QUERY_TILE, group_size, head_dim)
@@ -183,7 +213,7 @@ def _prefill(
 
 def _online_softmax(
     q_BKRH: Array,
-    kv_cache: Array,
+    kv_cache: KVCache,
     tables_BM: Array,
     *,
     last_position: Array,
@@ -192,7 +222,7 @@ def _online_softmax(
     """Attend R query rows of B sequences to the first `num_keys` positions of their contexts.
 
     Args:
-        q_BKRH: scaled queries, in the dtype of the cache.
+        q_BKRH: scaled queries, in the dtype of the products.
         kv_cache: the whole cache.
         tables_BM: rows of the cache, M a multiple of a tile's blocks.
         last_position: i32[B, 1 or R], the last position that a row may see.
@@ -202,32 +232,44 @@ def _online_softmax(
         f32[B, K, R, H]; rows that may see nothing are finite.
     """
     num_seqs, num_kv_heads, num_rows, head_dim = q_BKRH.shape
-    block_size = kv_cache.shape[3]
+    block_size = kv_cache.data.shape[3]
     tile_blocks = KV_TILE // block_size
     # [rows of (block, K or V, head), block_size * H]: one contiguous slice per gathered row.
-    flat = kv_cache.reshape(-1, block_size * head_dim)
+    data = kv_cache.data.reshape(-1, block_size * head_dim)
+    scales = None if kv_cache.scales is None else kv_cache.scales.reshape(-1, block_size)
     heads = jnp.arange(num_kv_heads)[None, :, None]
     ones = jnp.ones((SUM_COLUMNS, KV_TILE), jnp.float32)
 
-    def gather(blocks: Array, which: int) -> Array:
+    def gather(blocks: Array, which: int) -> tuple[Array, Array | None]:
+        """Return K or V of a tile, [B, K, C, H], and its scales, [B, K, 1, C]."""
         # The barriers keep the index arithmetic and the reshape out of the copying loop, which is
         # a third faster for it.
         index = lax.optimization_barrier((blocks[:, None, :] * 2 + which) * num_kv_heads + heads)
-        rows: Array = lax.optimization_barrier(flat.at[index].get(mode="promise_in_bounds"))
-        return rows.reshape(num_seqs, num_kv_heads, KV_TILE, head_dim)
+        rows: Array = lax.optimization_barrier(data.at[index].get(mode="promise_in_bounds"))
+        rows = rows.reshape(num_seqs, num_kv_heads, KV_TILE, head_dim)
+        if scales is None:
+            return decode_kv(rows, kv_cache.dtype), None
+        factors = scales.at[index].get(mode="promise_in_bounds").astype(jnp.float32)
+        return decode_kv(rows, kv_cache.dtype), factors.reshape(num_seqs, num_kv_heads, 1, KV_TILE)
 
     def visit(tile: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         running_max, total, out = carry
         blocks = lax.dynamic_slice_in_dim(tables_BM, tile * tile_blocks, tile_blocks, axis=1)
-        scores = _product("bkrh,bkch->bkrc", q_BKRH, gather(blocks, 0))
+        keys, key_scales = gather(blocks, 0)
+        values, value_scales = gather(blocks, 1)
+        scores = _product("bkrh,bkch->bkrc", q_BKRH, keys)
+        if key_scales is not None:
+            scores = scores * key_scales
         positions = tile * KV_TILE + jnp.arange(KV_TILE)
-        visible = positions <= last_position[:, :, None]
-        scores = jnp.where(visible[:, None], scores, MASKED)
+        visible = (positions <= last_position[:, :, None])[:, None]
+        scores = jnp.where(visible, scores, MASKED)
         new_max = jnp.maximum(running_max, scores.max(-1))
-        weights = jnp.where(visible[:, None], jnp.exp(scores - new_max[..., None]), 0.0)
+        weights = jnp.where(visible, jnp.exp(scores - new_max[..., None]), 0.0)
         decay = jnp.exp(running_max - new_max)
         tile_total = _product("bkrc,xc->bkrx", weights, ones)[..., 0]
-        tile_out = _product("bkrc,bkch->bkrh", weights.astype(kv_cache.dtype), gather(blocks, 1))
+        if value_scales is not None:
+            weights = jnp.where(visible, weights * value_scales, 0.0)
+        tile_out = _product("bkrc,bkch->bkrh", weights.astype(values.dtype), values)
         return new_max, total * decay + tile_total, out * decay[..., None] + tile_out
 
     rows = (num_seqs, num_kv_heads, num_rows)

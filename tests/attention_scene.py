@@ -2,36 +2,42 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from compile_cache import use_compile_cache
+from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.ragged_paged_attention import (
     AttentionBatch,
-    kv_cache_shape,
+    new_kv_cache,
     ragged_paged_attention,
     write_kv,
 )
 from kernels_pallas.work_plan import max_prefill_tiles, plan_prefill_tiles
 
+KV_CACHE_DTYPES = get_args(KVCacheDtype)
+
 # Free blocks and the tails of used ones hold this: far from every real key and value, but finite,
-# as a real cache is. One leaked token would show in every digit.
+# as a real cache is. One leaked token would show in every digit. Eight-bit dtypes get what is not
+# even a number: the pattern of NaN, or scales that are NaN.
 POISON = 3e4
+POISON_BYTE = 0x7F
 
 attend = jax.jit(ragged_paged_attention, static_argnames=("num_kv_heads", "scale", "decode_only"))
 write = jax.jit(write_kv)
 
 
 class Context(NamedTuple):
-    """Queries, keys and values of one sequence at all its positions, in the dtype of the cache."""
+    """Queries, keys and values of one sequence at all its positions."""
 
-    q: NDArray[np.generic]  # [L, N, H]
-    k: NDArray[np.generic]  # [L, K, H]
-    v: NDArray[np.generic]  # [L, K, H]
+    q: NDArray[np.float32]  # [L, N, H]
+    k: NDArray[np.float32]  # [L, K, H]
+    v: NDArray[np.float32]  # [L, K, H]
 
 
 class Chunk(NamedTuple):
@@ -50,16 +56,30 @@ def random_context(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 64,
-    dtype: str = "float32",
 ) -> Context:
     rng = np.random.default_rng(seed)
     shapes = [(length, n, head_dim) for n in (heads, kv_heads, kv_heads)]
-    return Context(*(rng.standard_normal(s, np.float32).astype(jnp.dtype(dtype)) for s in shapes))
+    return Context(*(rng.standard_normal(shape, np.float32) for shape in shapes))
 
 
-def expected(context: Context) -> NDArray[np.float64]:
+def stored(x: NDArray[np.float32], dtype: str) -> NDArray[np.float64]:
+    """What a cache of the dtype remembers of keys or values that are within its range."""
+    if dtype == "int8":
+        steps, scales = quantized(x)
+        return steps.astype(np.float64) * scales.astype(np.float64)[..., None]
+    name = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(dtype, dtype)
+    return x.astype(name).astype(np.float64)
+
+
+def quantized(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.generic]]:
+    """Integers of the last axis, and the scale that makes the largest of them 127."""
+    scales = (np.abs(x).max(-1) / np.float32(127)).astype(ml_dtypes.bfloat16)
+    return np.rint(x / scales.astype(np.float32)[..., None]).astype(np.int8), scales
+
+
+def expected(context: Context, dtype: str = "float32") -> NDArray[np.float64]:
     """Causal attention at every position, in float64 and without any trick."""
-    q, k, v = (x.astype(np.float64) for x in context)
+    q, k, v = context.q.astype(np.float64), stored(context.k, dtype), stored(context.v, dtype)
     group_size = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group_size, axis=1) for x in (k, v))
     scores = np.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
@@ -75,6 +95,7 @@ class Cache:
 
     num_tokens: int
     num_seqs: int
+    dtype: KVCacheDtype = "float32"
     block_size: int = 16
     num_blocks: int = 64
     max_blocks: int = 16
@@ -103,7 +124,7 @@ class Cache:
     def attend(
         self,
         q: NDArray[np.generic],
-        kv_cache: jax.Array,
+        kv_cache: KVCache,
         batch: AttentionBatch,
         *,
         decode_only: bool = False,
@@ -114,23 +135,25 @@ class Cache:
             kv_cache,
             batch,
             first_block=jnp.int32(self.layer * self.num_blocks),
-            num_kv_heads=kv_cache.shape[2],
+            num_kv_heads=kv_cache.data.shape[2],
             scale=q.shape[-1] ** -0.5,
             decode_only=decode_only,
         )
         return np.asarray(out)
 
-    def filled(self, chunks: Sequence[Chunk]) -> jax.Array:
+    def filled(self, chunks: Sequence[Chunk]) -> KVCache:
         """Return a cache that holds the tokens of the chunks so far, and poison elsewhere."""
         context = chunks[0].context
-        shape = kv_cache_shape(
-            num_layers=self.num_layers,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            num_kv_heads=context.k.shape[1],
-            head_dim=context.k.shape[2],
+        kv_cache = poisoned(
+            new_kv_cache(
+                num_layers=self.num_layers,
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                num_kv_heads=context.k.shape[1],
+                head_dim=context.k.shape[2],
+                dtype=self.dtype,
+            )
         )
-        kv_cache = jnp.full(shape, POISON, context.k.dtype)
         for chunk in chunks:
             # Padded to one length, so that one program serves: padding goes to block 0.
             padding = self.max_blocks * self.block_size - chunk.end
@@ -181,6 +204,16 @@ class Cache:
             prefill_tiles=tiles,
             num_prefill_tiles=np.int32(num_tiles),
         )
+
+
+def poisoned(kv_cache: KVCache) -> KVCache:
+    """A cache that holds nothing that anybody may see."""
+    poison = POISON if kv_cache.data.dtype.itemsize > 1 else POISON_BYTE
+    return KVCache(
+        jnp.full_like(kv_cache.data, poison),
+        None if kv_cache.scales is None else jnp.full_like(kv_cache.scales, jnp.nan),
+        kv_cache.dtype,
+    )
 
 
 def shuffled_blocks(seed: int, counts: Sequence[int], num_blocks: int) -> list[tuple[int, ...]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
 from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
-from kernels_pallas.ragged_paged_attention import AttentionBatch, kv_cache_shape
+from kernels_pallas.kv_cache import KVCache
+from kernels_pallas.ragged_paged_attention import AttentionBatch, new_kv_cache
 from kernels_pallas.work_plan import max_prefill_tiles, plan_prefill_tiles
 
 HF_CONFIG = {
@@ -173,21 +173,23 @@ class Computed:
     """What a decoder makes of tokens, step by step, outside of any engine.
 
     Attributes:
-        kv_cache: as shaped by the kernel; the sequence uses the blocks from 1 on.
+        kv_cache: as made by the kernel; the sequence uses the blocks from 1 on.
     """
 
-    def __init__(self, decoder: Decoder, model: ModelConfig, dtype: str, *, max_len: int) -> None:
+    def __init__(
+        self, decoder: Decoder, model: ModelConfig, kv_cache_dtype: str, *, max_len: int
+    ) -> None:
         use_compile_cache()
         self._decoder = decoder
         self._num_blocks = -(-max_len // BLOCK_SIZE) + 1
-        shape = kv_cache_shape(
+        self.kv_cache = new_kv_cache(
             num_layers=model.num_layers,
             num_blocks=self._num_blocks,
             block_size=BLOCK_SIZE,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
+            dtype=kv_cache_dtype,
         )
-        self.kv_cache = jnp.zeros(shape, dtype)
 
     def step(
         self, token_ids: Sequence[int], first_position: int, *, num_tokens: int, num_seqs: int
@@ -230,11 +232,11 @@ def _run_decoder(
     weights: nnx.State,
     token_ids: jax.Array,
     positions: jax.Array,
-    kv_cache: jax.Array,
+    kv_cache: KVCache,
     batch: AttentionBatch,
     *,
     decode_only: bool,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, KVCache]:
     decoder = nnx.merge(graph, weights)
     hidden, kv_cache = decoder(token_ids, positions, kv_cache, batch, decode_only=decode_only)
     return decoder.logits(hidden), kv_cache
@@ -261,9 +263,12 @@ def warm_tiny_runner(family: str, dtype: str = "float32") -> WarmRunner:
 
 
 @functools.cache
-def warm_random_runner(dtype: str = "float32", **changes: int | bool | str) -> WarmRunner:
+def warm_random_runner(
+    dtype: str = "float32", kv_cache_dtype: str = "auto", **changes: int | bool | str
+) -> WarmRunner:
     """Random weights in the buckets of ENGINE_CONFIG, shared by all tests."""
-    return warm_runner(*random_decoder(dtype, **changes), replace(ENGINE_CONFIG, dtype=dtype))
+    config = replace(ENGINE_CONFIG, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    return warm_runner(*random_decoder(dtype, **changes), config)
 
 
 @functools.cache

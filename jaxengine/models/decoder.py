@@ -26,6 +26,7 @@ from jaxengine.models.layers import (
     rope_frequencies,
     rope_tables,
 )
+from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import (
     AttentionBatch,
     ragged_paged_attention,
@@ -56,12 +57,12 @@ class Attention(nnx.Module):
         self,
         x_TD: Float[Array, "T D"],
         rope: Rope,
-        kv_cache: Array,
+        kv_cache: KVCache,
         batch: AttentionBatch,
         *,
         first_block: Int[Array, ""],
         decode_only: bool,
-    ) -> tuple[Float[Array, "T D"], Array]:
+    ) -> tuple[Float[Array, "T D"], KVCache]:
         config = self.config
         num_tokens = x_TD.shape[0]
         q_size = config.num_heads * config.head_dim
@@ -115,12 +116,12 @@ class DecoderLayer(nnx.Module):
         self,
         x_TD: Float[Array, "T D"],
         rope: Rope,
-        kv_cache: Array,
+        kv_cache: KVCache,
         batch: AttentionBatch,
         *,
         first_block: Int[Array, ""],
         decode_only: bool,
-    ) -> tuple[Float[Array, "T D"], Array]:
+    ) -> tuple[Float[Array, "T D"], KVCache]:
         attended_TD, kv_cache = self.attention(
             self.input_norm(x_TD),
             rope,
@@ -153,18 +154,18 @@ class Decoder(nnx.Module):
         self,
         token_ids_T: Int[Array, "T"],
         positions_T: Int[Array, "T"],
-        kv_cache: Array,
+        kv_cache: KVCache,
         batch: AttentionBatch,
         *,
         decode_only: bool,
-    ) -> tuple[Float[Array, "T D"], Array]:
+    ) -> tuple[Float[Array, "T D"], KVCache]:
         """Run all layers over the packed tokens.
 
         Returns:
             Hidden states before the final norm, and the cache with this step's K and V.
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
-        blocks_per_layer = kv_cache.shape[0] // self.config.num_layers
+        blocks_per_layer = kv_cache.data.shape[0] // self.config.num_layers
         x_TD = self.embedding[...][token_ids_T].astype(jnp.float32)
         for index, layer in enumerate(self.layers):
             graph, weights = nnx.split(layer)
@@ -186,11 +187,11 @@ def _run_layer(
     weights: nnx.State[Any, Any],
     x_TD: Array,
     rope: Rope,
-    kv_cache: Array,
+    kv_cache: KVCache,
     batch: AttentionBatch,
     first_block: Array,
     decode_only: bool,
-) -> tuple[Array, Array]:
+) -> tuple[Array, KVCache]:
     """Run one layer. All layers have equal graphs and shapes, so that the trace is shared."""
     layer = nnx.merge(graph, weights)
     return layer(x_TD, rope, kv_cache, batch, first_block=first_block, decode_only=decode_only)

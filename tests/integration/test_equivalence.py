@@ -1,8 +1,11 @@
 """The tokens of a request do not depend on how the engine came to compute them.
 
 Alone, together, in chunks of any size, with prefix hits, after a preemption, in the overlapped and
-in the plain loop: the same ids. Greedy and with fixed seeds, in f32 and in bf16.
+in the plain loop: the same ids. Greedy and with fixed seeds, in f32 and in bf16,
+whatever the KV cache stores.
 """
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,14 +31,18 @@ WAYS = {
     "preempted without prefix cache": {"num_blocks": 32, "enable_prefix_caching": False},
 }
 
-# Query heads per kv head: 2, 4, 3 and 1.
+THREES = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
+
+# Query heads per kv head: 2, 4, 3 and 1; and every dtype of the KV cache.
 RUNNERS = {
     "llama-float32": lambda: warm_tiny_runner("llama", "float32"),
     "mistral-bfloat16": lambda: warm_tiny_runner("mistral", "bfloat16"),
-    "threes-bfloat16": lambda: warm_random_runner(
-        "bfloat16", num_attention_heads=3, num_key_value_heads=1, head_dim=64
-    ),
+    "threes-bfloat16": lambda: warm_random_runner("bfloat16", **THREES),
     "ones-float32": lambda: warm_random_runner("float32", num_key_value_heads=4),
+    **{
+        f"threes-bfloat16-{dtype}": partial(warm_random_runner, "bfloat16", dtype, **THREES)
+        for dtype in ("float16", "fp8_e4m3", "fp8_e5m2", "int8")
+    },
 }
 
 

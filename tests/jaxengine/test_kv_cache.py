@@ -1,8 +1,11 @@
+from dataclasses import replace
+
+import jax
 import jax.numpy as jnp
 import pytest
 
 from engine_builder import ENGINE_CONFIG, HF_CONFIG
-from jaxengine.kv_cache import kv_block_bytes, new_device_state
+from jaxengine.kv_cache import kv_block_bytes, new_device_state, resolve_kv_cache_dtype
 from jaxengine.models.config import ModelConfig
 
 
@@ -14,6 +17,10 @@ from jaxengine.models.config import ModelConfig
         (64, "bfloat16", 2 * 2 * 2 * 16 * 64 * 2),
         (128, "bfloat16", 2 * 2 * 2 * 16 * 128 * 2),
         (16, "bfloat16", 2 * 2 * 2 * 16 * 64 * 2),  # padded
+        (64, "float16", 2 * 2 * 2 * 16 * 64 * 2),
+        (64, "fp8_e4m3", 2 * 2 * 2 * 16 * 64),
+        (64, "fp8_e5m2", 2 * 2 * 2 * 16 * 64),
+        (64, "int8", 2 * 2 * 2 * 16 * (64 + 2)),  # and a scale of two bytes
     ],
 )
 def test_a_block_costs_what_the_device_allocates_for_it(head_dim, dtype, expected):
@@ -21,13 +28,36 @@ def test_a_block_costs_what_the_device_allocates_for_it(head_dim, dtype, expecte
     assert kv_block_bytes(model, block_size=16, dtype=dtype) == expected
 
 
-def test_a_new_state_is_all_zero_and_of_the_configured_size():
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "arrays"),
+    [
+        ("auto", ["float32"]),
+        ("float32", ["float32"]),
+        ("bfloat16", ["bfloat16"]),
+        ("float16", ["float16"]),
+        ("fp8_e4m3", ["uint8"]),
+        ("fp8_e5m2", ["uint8"]),
+        ("int8", ["int8", "bfloat16"]),
+    ],
+)
+def test_a_new_state_is_all_zero_and_of_the_configured_size(kv_cache_dtype, arrays):
     model = ModelConfig.from_hf(HF_CONFIG)
-    state = new_device_state(model, ENGINE_CONFIG)
-    block_bytes = kv_block_bytes(model, block_size=16, dtype="float32")
-    assert state.kv_cache.nbytes == ENGINE_CONFIG.num_blocks * block_bytes
-    assert state.kv_cache.dtype == jnp.float32
-    assert not state.kv_cache.any()
+    config = replace(ENGINE_CONFIG, kv_cache_dtype=kv_cache_dtype)
+    dtype = resolve_kv_cache_dtype(config)
+    state = new_device_state(model, config)
+    leaves = jax.tree.leaves(state.kv_cache)
+    block_bytes = kv_block_bytes(model, block_size=16, dtype=dtype)
+    assert sum(array.nbytes for array in leaves) == config.num_blocks * block_bytes
+    assert [array.dtype.name for array in leaves] == arrays
+    assert not any(array.any() for array in leaves)
     # One row for every running request, and a spare one for padding.
-    assert state.last_token.shape == (ENGINE_CONFIG.max_num_seqs + 1,)
+    assert state.last_token.shape == (config.max_num_seqs + 1,)
+    assert state.last_token.dtype == jnp.int32
     assert not state.last_token.any()
+
+
+def test_without_a_wish_the_cache_has_the_dtype_of_the_weights():
+    for dtype in ("float32", "bfloat16"):
+        assert resolve_kv_cache_dtype(replace(ENGINE_CONFIG, dtype=dtype)) == dtype
+    config = replace(ENGINE_CONFIG, dtype="bfloat16", kv_cache_dtype="float32")
+    assert resolve_kv_cache_dtype(config) == "float32"

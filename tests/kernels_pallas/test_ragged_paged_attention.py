@@ -1,35 +1,53 @@
 """Attention against float64 numpy. What holds for every implementation behind the contract."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_scene import Cache, Chunk, Context, expected, random_context, shuffled_blocks
+from attention_scene import (
+    KV_CACHE_DTYPES,
+    Cache,
+    Chunk,
+    Context,
+    expected,
+    random_context,
+    shuffled_blocks,
+    stored,
+)
+from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import (
     AttentionBatch,
-    kv_cache_shape,
+    new_kv_cache,
     ragged_paged_attention,
     write_kv,
 )
 
-# Outputs are averages of values around 1. f32 rounds each of some hundred sums by 2^-24; bf16
-# rounds the scaled queries and the weights by 2^-9, and the queries' error grows with the scores.
-TOLERANCES = {"float32": 2e-6, "bfloat16": 1e-2}
+# Against attention over what the cache remembers. Outputs are averages of values around 1. f32
+# products, which float16 takes too, round each of some hundred sums by 2^-24; those in bf16 round
+# the scaled queries and the weights by 2^-9, and the queries' error grows with the scores.
+F32_TOLERANCE, BF16_TOLERANCE = 2e-6, 1e-2
+TOLERANCES = dict.fromkeys(KV_CACHE_DTYPES, BF16_TOLERANCE) | dict.fromkeys(
+    ("float32", "float16"), F32_TOLERANCE
+)
 
 
 def check(cache: Cache, chunks: list[Chunk], *, decode_only: bool = False) -> None:
     """Compare every row with numpy; rows of padding must be finite."""
     results, padding = cache.run(chunks, decode_only=decode_only)
-    dtype = chunks[0].context.k.dtype.name
     for chunk, result in zip(chunks, results, strict=True):
         whole = Context(*(x[: chunk.end] for x in chunk.context))
         np.testing.assert_allclose(
-            result, expected(whole)[chunk.start :], rtol=0, atol=TOLERANCES[dtype]
+            result,
+            expected(whole, cache.dtype)[chunk.start :],
+            rtol=0,
+            atol=TOLERANCES[cache.dtype],
         )
     assert np.isfinite(padding).all()
 
 
-def make_chunks(cache: Cache, spans: list[tuple[int, int]], **context: int | str) -> list[Chunk]:
+def make_chunks(cache: Cache, spans: list[tuple[int, int]], **context: int) -> list[Chunk]:
     """Give each (query tokens, length) its own context and shuffled blocks."""
     counts = [-(-length // cache.block_size) for _, length in spans]
     tables = shuffled_blocks(len(spans), counts, cache.num_blocks)
@@ -70,11 +88,41 @@ def test_lengths_at_the_edges_of_blocks_and_tiles(block_size):
     ],
 )
 def test_query_heads_share_kv_heads(heads, kv_heads, head_dim, dtype):
-    cache = Cache(num_tokens=128, num_seqs=8)
+    cache = Cache(num_tokens=128, num_seqs=8, dtype=dtype)
     spans = [(1, 1), (1, 37), (1, 200), (5, 5), (70, 150)]
-    check(
-        cache,
-        make_chunks(cache, spans, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype),
+    check(cache, make_chunks(cache, spans, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size"),
+    [
+        *(("int8", block_size) for block_size in (8, 16, 32, 64, 128)),
+        *((dtype, 16) for dtype in KV_CACHE_DTYPES if dtype != "int8"),
+        *((dtype, 128) for dtype in ("bfloat16", "float16", "fp8_e4m3", "fp8_e5m2")),
+    ],
+)
+def test_dtypes_of_the_cache_in_blocks_of_all_sizes(dtype, block_size):
+    cache = Cache(
+        num_tokens=128,
+        num_seqs=8,
+        dtype=dtype,
+        block_size=block_size,
+        num_blocks=2048 // block_size,
+        max_blocks=256 // block_size,
+    )
+    spans = [(1, 1), (1, block_size), (1, block_size + 1), (1, 200), (3, 3), (65, 193)]
+    check(cache, make_chunks(cache, spans, heads=9, kv_heads=3))
+
+
+@pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
+def test_a_key_beyond_the_range_of_the_cache_is_as_large_as_that_allows(dtype):
+    """The second key, 1e30, takes all the weight; the first two values show it."""
+    context = random_context(1, 3)
+    loud = context._replace(q=np.abs(context.q), k=context.k.copy())
+    loud.k[1] = 1e30
+    (rows,), _ = replace(MIXED, dtype=dtype).run([Chunk(loud, 2, 3, (5,))])
+    np.testing.assert_allclose(
+        rows[0], np.repeat(stored(context.v, dtype)[1], 2, axis=0), rtol=0, atol=BF16_TOLERANCE
     )
 
 
@@ -184,11 +232,16 @@ def test_written_tokens_are_seen_and_others_stay():
     np.testing.assert_allclose(out[0], expected(mixed)[19], rtol=0, atol=2e-6)
 
 
+def small_cache(head_dim=64, dtype="float32"):
+    return new_kv_cache(
+        num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=head_dim, dtype=dtype
+    )
+
+
 def call(**changes):
     """A well-formed call with something changed."""
     q, batch = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
-    shape = kv_cache_shape(num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=64)
-    arguments = {"q": q, "kv_cache": jnp.zeros(shape), "num_kv_heads": 2, "batch": batch}
+    arguments = {"q": q, "kv_cache": small_cache(), "num_kv_heads": 2, "batch": batch}
     arguments |= changes
     return ragged_paged_attention(
         arguments["q"],
@@ -207,11 +260,23 @@ def test_query_heads_that_cannot_share_are_refused():
 
 @pytest.mark.parametrize("head_dim", [128, 200])
 def test_a_cache_of_other_heads_is_refused(head_dim):
-    shape = kv_cache_shape(
-        num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=head_dim
-    )
-    with pytest.raises(ValueError, match="2 kv heads of 64 need"):
-        call(kv_cache=jnp.zeros(shape))
+    with pytest.raises(ValueError, match="2 kv heads of 64 in float32 need"):
+        call(kv_cache=small_cache(head_dim))
+
+
+def test_a_cache_that_is_not_what_its_dtype_says_is_refused():
+    cache = small_cache(dtype="int8")
+    with pytest.raises(
+        ValueError, match=r"the cache is int8\[4, 2, 2, 16, 64\], but .* and bfloat16"
+    ):
+        call(kv_cache=KVCache(cache.data, None, "int8"))
+    with pytest.raises(ValueError, match=r"fp8_e4m3 need uint8\[4, 2, 2, 16, 64\]"):
+        call(kv_cache=KVCache(cache.data, None, "fp8_e4m3"))
+
+
+def test_a_dtype_that_no_cache_has_is_refused():
+    with pytest.raises(ValueError, match=r"no dtype 'int4', only bfloat16, .*int8"):
+        small_cache(dtype="int4")
 
 
 def test_more_sequences_than_tokens_are_refused():
@@ -227,10 +292,9 @@ def test_query_starts_of_another_length_are_refused():
 
 
 def test_keys_and_values_of_different_shapes_are_refused():
-    shape = kv_cache_shape(num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=64)
     with pytest.raises(ValueError, match=r"k has shape \(3, 2, 64\) but v has \(2, 2, 64\)"):
         write_kv(
-            jnp.zeros(shape),
+            small_cache(),
             jnp.zeros((3, 2, 64)),
             jnp.zeros((2, 2, 64)),
             jnp.zeros(3, jnp.int32),

@@ -1,5 +1,6 @@
 """The decoder against Hugging Face's logits, and against itself in other buckets."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,6 +10,8 @@ from jaxengine.weights.checkpoint import open_checkpoint
 
 # Logits reach 16. Two f32 implementations that sum in other orders differ in the last digits.
 TOLERANCE = 5e-5
+
+THREES = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
 
 
 def check_against_hugging_face(decoder, model, family):
@@ -37,31 +40,40 @@ def test_the_same_weights_as_gguf_give_the_same_answers(architecture):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "changes"),
+    ("dtype", "kv_cache_dtype", "changes"),
     [
-        ("float32", {"num_attention_heads": 4, "num_key_value_heads": 2}),
-        ("float32", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}),
-        ("bfloat16", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}),
-        ("bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 1}),
-        ("bfloat16", {"model_type": "qwen2", "num_key_value_heads": 4}),
-        ("float32", {"model_type": "qwen3", "tie_word_embeddings": False}),
+        ("float32", "float32", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+        ("float32", "float32", THREES),
+        ("bfloat16", "bfloat16", THREES),
+        ("bfloat16", "float16", THREES),
+        ("bfloat16", "fp8_e4m3", THREES),
+        ("bfloat16", "fp8_e5m2", THREES),
+        ("bfloat16", "int8", THREES),
+        ("float32", "int8", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+        ("bfloat16", "bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 1}),
+        ("bfloat16", "bfloat16", {"model_type": "qwen2", "num_key_value_heads": 4}),
+        ("float32", "float32", {"model_type": "qwen3", "tie_word_embeddings": False}),
     ],
     ids=str,
 )
-def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(dtype, changes):
+def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(
+    dtype, kv_cache_dtype, changes
+):
     decoder, model = random_decoder(dtype, **changes)
     token_ids = np.random.default_rng(1).integers(0, model.vocab_size, 150).tolist()
 
     def compute(cut, **bucket):
-        computed = Computed(decoder, model, dtype, max_len=160)
+        computed = Computed(decoder, model, kv_cache_dtype, max_len=160)
         logits, start = [], 0
         for size in cut:
             logits.append(computed.step(token_ids[start : start + size], start, **bucket))
             start += size
-        # Block 0 takes the padding; nobody reads it.
-        blocks = np.asarray(computed.kv_cache.astype("float32"))
-        per_layer = blocks.reshape(model.num_layers, -1, *blocks.shape[1:])
-        return np.concatenate(logits), per_layer[:, 1:]
+        # Block 0 of each layer takes the padding; nobody reads it.
+        arrays = [
+            np.asarray(array.astype("float32")).reshape(model.num_layers, -1, *array.shape[1:])
+            for array in jax.tree.leaves(computed.kv_cache)
+        ]
+        return np.concatenate(logits), [array[:, 1:] for array in arrays]
 
     whole = compute([150], num_tokens=160, num_seqs=8)
     for cut, bucket in [
@@ -70,4 +82,5 @@ def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(dtype, chan
     ]:
         logits, cache = compute(cut, **bucket)
         np.testing.assert_array_equal(logits, whole[0])
-        np.testing.assert_array_equal(cache, whole[1])
+        for array, expected in zip(cache, whole[1], strict=True):
+            np.testing.assert_array_equal(array, expected)
