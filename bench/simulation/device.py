@@ -18,10 +18,8 @@ from typing import NamedTuple, Protocol
 __all__ = [
     "H200",
     "MODELS",
-    "Accelerator",
     "DeviceModel",
     "FixedDevice",
-    "ModelShape",
     "RooflineDevice",
     "StepLoad",
 ]

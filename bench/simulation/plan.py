@@ -13,7 +13,7 @@ from bench.simulation.workload import WorkloadConfig, make_trace
 from bench.summary import Goodput
 from jaxengine.config import BatchingMode, EngineConfig, SchedulingPolicy
 
-__all__ = ["Choices", "RunResult", "SimulationPlan", "Variant", "run_plan", "variants_of"]
+__all__ = ["Choices", "RunResult", "SimulationPlan", "run_plan", "variants_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

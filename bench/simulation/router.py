@@ -20,7 +20,6 @@ __all__ = [
     "LeastLoaded",
     "PrefixAffine",
     "RoundRobin",
-    "Router",
     "RouterName",
     "make_router",
 ]

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import orjson
 
-__all__ = ["RecordedShare", "RecordedStep", "StepFileError", "load_steps", "parse_steps"]
+__all__ = ["RecordedShare", "RecordedStep", "StepFileError", "load_steps"]
 
 PAGE = 1000  # steps asked for at once
 TIMEOUT_S = 30.0

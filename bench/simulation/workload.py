@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 __all__ = [
     "LENGTHS",
+    "Floats",
     "Ints",
     "LengthPair",
-    "Lengths",
     "Lognormal",
     "Quantiles",
     "Trace",
