@@ -14,6 +14,12 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "policies": CommandEntry(
         "bench.policies:policies", "Continuous against dynamic and static batching."
     ),
+    "interference": CommandEntry(
+        "bench.interference:interference", "Running streams beside a very long prompt."
+    ),
+    "fairness": CommandEntry("bench.fairness:fairness", "Light tenants beside one that floods."),
+    "prefix": CommandEntry("bench.prefix:prefix", "Prefix caching without hits and with many."),
+    "overload": CommandEntry("bench.overload:overload", "Twice as many requests as it can bear."),
     "simulate": CommandEntry("bench.simulate:simulate", "Plan a fleet without any device."),
     "scheduler": CommandEntry("bench.scheduler:scheduler", "Host time of a scheduling step."),
 }

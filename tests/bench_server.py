@@ -35,6 +35,7 @@ class FakeServe:
     Attributes:
         commands: with which servers were started.
         bodies: of all requests, with the number of the server that got them.
+        num_unfinished: requests that are being answered.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FakeServe:
         self._max_model_len = max_model_len
         self._max_output = max_output
         self._num_tokens = 0
-        self._unfinished = 0
+        self.num_unfinished = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the bench commands start this instead of a server."""
@@ -116,7 +117,7 @@ class FakeServe:
             f"headrace_engine_steps_total {tokens}\n"
             f"headrace_iteration_tokens_sum {3 * tokens}\n"
             f'headrace_wasted_slots_total{{cause="finished_row"}} {tokens}\n'
-            f"headrace_num_requests_running {self._unfinished}\n"
+            f"headrace_num_requests_running {self.num_unfinished}\n"
         )
         return web.Response(text=text)
 
@@ -129,11 +130,11 @@ class FakeServe:
             return web.json_response(
                 {"error": {"message": "no"}}, status=status, headers={"Retry-After": "1"}
             )
-        self._unfinished += 1
+        self.num_unfinished += 1
         try:
             return await self.stream(request, body, command)
         finally:
-            self._unfinished -= 1
+            self.num_unfinished -= 1
 
     async def stream(
         self, request: web.Request, body: dict, command: Sequence[str]
