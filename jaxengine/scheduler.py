@@ -267,7 +267,6 @@ class Scheduler:
             draft.add_padding(self._batch.take_padding(draft.budget))
         while draft.budget > 0 and (prompts or may_join):
             if not self._most_prompt_tokens(draft, 0, draft.budget):
-                draft.waiting_for = "tokens"
                 break
             prompts = [r for r in prompts if r.status is RequestStatus.RUNNING]
             partial = min(prompts, key=lambda r: (r.account.service, r.rank), default=None)
@@ -286,8 +285,12 @@ class Scheduler:
             first, remaining = request.num_computed_tokens, request.num_tokens
             most = self._most_prompt_tokens(draft, first, min(draft.budget, remaining - first))
             self._take(draft, request, max(most, 1))
-        if not draft.waiting_for and self._waiting:
-            draft.waiting_for = "tokens" if self._batch is None else "batch"
+        if self._batch is not None:
+            draft.waiting_for = "batch"
+        elif not draft.waiting_for:  # nobody may join in a step that preempted
+            draft.waiting_for = "tokens" if may_join else "kv_cache"
+        if not self._waiting:
+            draft.waiting_for = ""
 
     def _most_prompt_tokens(self, draft: StepDraft, first_position: int, at_most: int) -> int:
         """Return how many tokens of a prompt the step should take, from this position on."""
