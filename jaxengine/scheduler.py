@@ -343,11 +343,8 @@ class Scheduler:
         """
         if request.num_pending_tokens:
             return "preemption"  # it was in flight; its token arrives with the next update
-        if self._running and self._blocked == (
-            request,
-            self._kv.num_free_blocks,
-            self.num_received,
-        ):
+        state = (request, self._kv.num_free_blocks, self.num_received)
+        if self._running and self._blocked == state:
             return "kv_cache"  # as in the step before; matching the prefix again costs time
         num_tokens = request.num_tokens if self._batch is None else request.max_num_tokens
         num_cached = self._kv.match_prefix(request)
