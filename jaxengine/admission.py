@@ -1,5 +1,6 @@
 """Whether a request may join the queue: bounds, and a prediction of how long it would wait."""
 
+import math
 from collections.abc import Sequence
 
 from jaxengine.config import EngineConfig
@@ -55,7 +56,8 @@ class Admission:
             return
         if self._sample.num_waiting and stats.num_waiting:
             # Only a queue that stood all the time says how fast queues drain.
-            keep = max(0.0, 1 - elapsed_s / MEMORY_S) if self._requests_per_s else 0.0
+            # What was known is never quite forgotten: after a standstill the rates are low, not 0.
+            keep = math.exp(-elapsed_s / MEMORY_S) if self._requests_per_s else 0.0
             requests = stats.num_admitted - self._sample.num_admitted
             tokens = stats.tokens_admitted - self._sample.tokens_admitted
             self._requests_per_s += (1 - keep) * (requests / elapsed_s - self._requests_per_s)
@@ -69,6 +71,8 @@ class Admission:
 
     def predicted_wait_s(self, tenant: str) -> float:
         """Return how long a request that joins now will wait; 0 if nothing is known."""
+        if self._num_queued < self._num_free_rows:
+            return 0.0
         waits_s = [
             count / rate
             for count, rate in (
@@ -120,7 +124,7 @@ class Admission:
         timeout_s = min(
             (timeout_s for timeout_s in timeouts_s if timeout_s is not None), default=None
         )
-        if timeout_s is not None and self._num_queued:
+        if timeout_s is not None:
             wait_s = self.predicted_wait_s(tenant)
             if wait_s > timeout_s:
                 raise QueueFullError(
