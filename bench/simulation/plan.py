@@ -81,7 +81,7 @@ class RunResult:
 
     Attributes:
         name: what sets it apart from the others of its plan, rate excluded.
-        exact_loads: whether the router knew the outstanding work, or had to guess it.
+        exact_loads: false if the router had to guess the outstanding work of replicas.
         wall_s: how long simulating took.
         tokens_per_replica: tokens that each replica computed.
     """
@@ -133,13 +133,18 @@ def run_plan(
             name=name_of(variant, choices),
             variant=variant,
             figures=figures_of(trace, records, goodput=plan.goodput),
-            exact_loads=plan.num_processes == 1 or variant.num_replicas == 1,
+            exact_loads=plan.num_processes == 1 or not guesses_loads(variant),
             wall_s=clock() - start_s,
             tokens_per_replica=tuple(record.num_tokens for record in records),
         )
         report(result)
         results.append(result)
     return results
+
+
+def guesses_loads(variant: Variant) -> bool:
+    """Whether the router has to, where replicas are dealt out to processes."""
+    return variant.num_replicas > 1 and variant.router != "round-robin"
 
 
 def name_of(variant: Variant, choices: Choices) -> str:

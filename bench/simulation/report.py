@@ -53,7 +53,7 @@ def make_runs_tables(results: Sequence[RunResult]) -> list[Table]:
         "KV %\nmean/max": [
             f"{percent(r.figures.kv_use_mean)}/{percent(r.figures.kv_use_max)}" for r in results
         ],
-        "preempt-\ned %": [percent(r.figures.preemption_share, digits=1) for r in results],
+        "pre-\nempted %": [percent(r.figures.preemption_share, digits=1) for r in results],
         "prefix\nhits %": [percent(r.figures.prefix_hit_rate) for r in results],
         "wasted\nslots %": [percent(r.figures.wasted_share) for r in results],
         "busiest\n/ mean": [f"{r.figures.imbalance:.2f}" for r in results],
