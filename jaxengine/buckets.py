@@ -14,6 +14,10 @@ SMALLEST_BUCKET = 8
 # Tokens of mixed steps, up to what a step can hold. Time is about linear in them.
 MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
+# Sizes between them, worth their compilation where prompts are cut to a time: a step just too long
+# for its limit would otherwise fall to half.
+SIZES_BETWEEN = (96, 192, 384, 768, 1536, 3072, 6144, 12288, 24576)
+
 
 class Bucket(NamedTuple):
     """A compiled size."""
@@ -34,6 +38,7 @@ class Bucket(NamedTuple):
 def buckets_for(config: EngineConfig) -> list[Bucket]:
     """Return the sizes to compile: powers of two, so that padding wastes less than half.
 
+    With `target_itl_s` there are as many mixed sizes again between them, but for the smallest.
     Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
     fills: each costs seconds to compile.
     """
@@ -46,7 +51,8 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     token_buckets = config.token_buckets
     if not token_buckets:
         largest = max(config.max_num_batched_tokens, size)
-        token_buckets = tuple(sorted({largest, *(t for t in MIXED_SIZES if t < largest)}))
+        sizes = MIXED_SIZES if config.target_itl_s is None else (*MIXED_SIZES, *SIZES_BETWEEN)
+        token_buckets = tuple(sorted({largest, *(t for t in sizes if t < largest)}))
     mixed_sizes = sorted({max(tokens, SMALLEST_BUCKET) for tokens in token_buckets})
     return [
         *(Bucket(seqs, seqs, True) for seqs in decode_sizes),

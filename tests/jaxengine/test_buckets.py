@@ -19,6 +19,11 @@ from jaxengine.config import EngineConfig
         ({"max_num_seqs": 8, "token_buckets": (64, 512)}, [8], [(64, 8), (512, 8)]),
         ({"max_num_seqs": 8, "token_buckets": (2, 4, 512)}, [8], [(8, 8), (512, 8)]),
         (
+            {"max_num_seqs": 8, "target_itl_s": 0.05},
+            [8],
+            [(32, 8), (64, 8), (96, 8), (128, 8), (192, 8), (256, 8), (384, 8), (512, 8)],
+        ),
+        (
             {"max_num_seqs": 8, "max_num_batched_tokens": 1500},
             [8],
             [(32, 8), (64, 8), (128, 8), (256, 8), (512, 8), (1024, 8), (1500, 8)],
