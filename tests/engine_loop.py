@@ -1,13 +1,14 @@
 """An engine core over the fake device, and all that its requests were answered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fake_runner import FakeModelRunner, weighted_sum, whole_answer
 from jaxengine.config import EngineConfig
 from jaxengine.engine_core import EngineCore
 from jaxengine.outputs import FinishReason, RequestOutput
-from jaxengine.request import Request
+from jaxengine.request import Request, RequestStatus
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.scheduler_output import SchedulerOutput
 from jaxengine.stats import EngineStats
 from jaxengine.step_time import StepTimeModel
 
@@ -42,12 +43,23 @@ class Clock:
         return self.now_s
 
 
+class WatchedRunner(FakeModelRunner):
+    """A device that shows each step to somebody before it runs it."""
+
+    watch: Callable[[SchedulerOutput], None]
+
+    def execute(self, output: SchedulerOutput):
+        self.watch(output)
+        return super().execute(output)
+
+
 class EngineLoop:
     """Steps a core, checks it after each step, and keeps what comes out.
 
     Attributes:
         answers: the tokens of each request so far.
         ends: the last output of each request that has ended.
+        requests: all requests ever added.
     """
 
     def __init__(
@@ -60,12 +72,13 @@ class EngineLoop:
         step_times: StepTimeModel | None = None,
     ) -> None:
         self.config = config
-        self.runner = FakeModelRunner(
+        self.runner = WatchedRunner(
             config,
             vocab_size=vocab_size,
             eos_token_ids=eos,
             num_padded_tokens=num_padded_tokens,
         )
+        self.runner.watch = self._check_step
         self.clock = Clock()
         self.core = EngineCore(
             config,
@@ -78,15 +91,19 @@ class EngineLoop:
         self.ends: dict[str, RequestOutput] = {}
         self._vocab_size = vocab_size
         self._eos = tuple(eos)
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}
 
     @property
     def stats(self) -> EngineStats:
         return self.core.stats()
 
     @property
+    def running(self) -> list[Request]:
+        return [r for r in self.requests.values() if r.status is RequestStatus.RUNNING]
+
+    @property
     def unfinished(self) -> list[str]:
-        return [name for name in self._requests if name not in self.ends]
+        return [name for name in self.requests if name not in self.ends]
 
     def add(
         self,
@@ -113,14 +130,30 @@ class EngineLoop:
             queue_timeout_s=queue_timeout_s,
             deadline_s=deadline_s,
         )
-        self._requests[name] = request
+        self.requests[name] = request
         self.answers[name] = ()
         self.core.add(request)
         return request
 
     def step(self) -> list[RequestOutput]:
+        eldest = min(self.running, key=lambda request: request.rank, default=None)
+        num_failures = self.stats.num_step_failures
+        begins_s = self.clock.now_s + 1
         outputs = self.core.step()
         self._take(outputs)
+        for request in self.requests.values():
+            if request.request_id in self.unfinished:
+                times_s = [request.deadline_s]
+                if request.first_scheduled_time_s is None:
+                    times_s.append(request.queue_timeout_s)
+                for time_s in times_s:
+                    assert time_s is None or request.arrival_time_s + time_s > begins_s, request
+        if eldest is not None and self.stats.num_step_failures == num_failures:
+            # Somebody always gets on: the eldest that runs, or one that is elder still.
+            assert (
+                eldest.status is not RequestStatus.PREEMPTED
+                or min(request.rank for request in self.running) < eldest.rank
+            )
         return outputs
 
     def abort(self, name: str) -> None:
@@ -134,19 +167,31 @@ class EngineLoop:
         """
         most = 3 + sum(
             request.num_prompt_tokens + request.params.max_tokens + 3
-            for name, request in self._requests.items()
+            for name, request in self.requests.items()
             if name not in self.ends
         )
         for _ in range(most):
             if not self.core.has_work:
                 break
-            self.step()
+            before = self._progress()
+            if self.step() or self._progress() != before:
+                continue
+            # Nothing happened, so there is a time to wait for, and something happens then.
+            wait_s = self.core.seconds_until_work()
+            assert wait_s is not None
+            self.clock.now_s += wait_s
+            outputs = self.step()
+            assert outputs or self._progress() != before, "waited for nothing"
         assert not self.core.has_work, f"still busy after {most} steps: {self.unfinished}"
         assert self.unfinished == []
 
+    def _progress(self) -> tuple[int, int]:
+        """Steps launched and taken in."""
+        return len(self.runner.steps), self.runner.num_results
+
     def expected(self, name: str) -> tuple[tuple[int, ...], FinishReason]:
         """What a request must be answered if nothing cuts it short."""
-        request = self._requests[name]
+        request = self.requests[name]
         return whole_answer(
             request.token_ids[: request.num_prompt_tokens],
             request.params,
@@ -159,7 +204,7 @@ class EngineLoop:
         """Compare each answer with the reference; what was cut short is a beginning of it."""
         for name, end in self.ends.items():
             tokens, reason = self.expected(name)
-            if end.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            if end.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
                 assert self.answers[name] == tokens[: len(self.answers[name])], name
             else:
                 assert (self.answers[name], end.finish_reason) == (tokens, reason), name
@@ -170,6 +215,56 @@ class EngineLoop:
         assert (stats.num_running, stats.num_waiting) == (0, 0)
         assert stats.num_free_blocks == stats.num_blocks
         self.core.check_integrity()
+
+    def _check_step(self, output: SchedulerOutput) -> None:
+        """Check the laws that a step must keep, just after it was scheduled."""
+        config, stats = self.config, self.stats
+        limit = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        num_slots = output.num_tokens + output.wasted_slots
+        assert num_slots <= limit
+        live = [request for request in self.requests.values() if not request.is_finished]
+        waiting = [request for request in live if request.status is not RequestStatus.RUNNING]
+        assert (stats.num_running, stats.num_waiting) == (len(live) - len(waiting), len(waiting))
+        assert stats.num_preempted == sum(
+            request.status is RequestStatus.PREEMPTED for request in waiting
+        )
+        if config.long_prefill_token_threshold and len(live) > 1:
+            most = max((item.num_new_tokens for item in output.scheduled), default=0)
+            assert most <= config.long_prefill_token_threshold
+        is_closed = config.batching != "continuous"
+        if is_closed:
+            assert output.num_preempted == 0
+        else:
+            assert output.wasted_slots == 0
+        # Work is conserved: who runs gets tokens while there are any, and who waits is right to.
+        is_timed = config.target_itl_s is not None
+        scheduled = {item.request for item in output.scheduled}
+        for request in live:
+            if not (request.status is not RequestStatus.RUNNING or is_closed or is_timed):
+                awaits_its_end = (
+                    request.num_pending_tokens and request.num_tokens >= request.max_num_tokens
+                )
+                assert request in scheduled or awaits_its_end or num_slots == limit, request
+        match output.waiting_for:
+            case "":
+                assert not waiting
+            case "seqs":
+                assert stats.num_running == config.max_num_seqs
+            case "tokens":
+                assert num_slots == limit or is_timed
+            case "kv_cache":
+                assert output.num_preempted or any(
+                    self._blocks(request) + config.watermark_blocks > stats.num_free_blocks
+                    for request in waiting
+                )
+            case "preemption":
+                assert any(request.num_pending_tokens for request in waiting)
+            case reason:
+                assert (reason, is_closed) == ("batch", True)
+        assert bool(waiting) == bool(output.waiting_for)
+
+    def _blocks(self, request: Request) -> int:
+        return -(-request.num_tokens // self.config.block_size)
 
     def _take(self, outputs: list[RequestOutput]) -> None:
         assert self.runner.faults == []

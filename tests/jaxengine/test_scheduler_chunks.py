@@ -3,46 +3,14 @@
 import pytest
 
 from engine_loop import EngineLoop, small_config
-from jaxengine.step_time import StepTimeModel, StepWork
+from jaxengine.step_time import StepWork
+from known_times import KnownTimes
 from scheduler_loop import SchedulerLoop, shares
 
 
-class Law(StepTimeModel):
-    """A step takes 10 ms, and 1 ms for each token and for each 10 positions attended to.
-
-    It is known beforehand, and nothing that is observed changes it.
-    """
-
-    def __init__(self, position_s: float = 0.0001) -> None:
-        self.observed: list[tuple[StepWork, float]] = []
-        self._position_s = position_s
-
-    def predict(self, work: StepWork) -> float:
-        attended = work.decode_context + work.prefill_context
-        return 0.010 + 0.001 * work.num_tokens + self._position_s * attended
-
-    def observe(self, work: StepWork, duration_s: float) -> float:
-        self.observed.append((work, duration_s))
-        return 0.0
-
-    def most_prefill_tokens(
-        self, limit_s: float, work: StepWork, *, first_position: int, at_most: int
-    ) -> int:
-        count = 0
-        while count < at_most:
-            count += 1
-            pairs = sum(range(first_position + 1, first_position + count + 1))
-            more = work._replace(
-                num_tokens=work.num_tokens + count, prefill_context=work.prefill_context + pairs
-            )
-            if self.predict(more) > limit_s + 1e-9:
-                return count - 1
-        return count
-
-
-def timed_loop(target_ms: float, *, law: Law | None = None, **changes) -> SchedulerLoop:
+def timed_loop(target_ms: float, *, law: KnownTimes | None = None, **changes) -> SchedulerLoop:
     return SchedulerLoop(
-        step_times=law or Law(),
+        step_times=law or KnownTimes(),
         target_itl_s=target_ms / 1000,
         **({"num_blocks": 65, "max_model_len": 256, "max_num_batched_tokens": 64} | changes),
     )
@@ -165,7 +133,7 @@ def test_several_prompts_share_the_time_that_is_left():
 
 
 def test_no_step_with_streams_takes_longer_than_the_target_if_a_block_fits():
-    law = Law(position_s=0.00001)
+    law = KnownTimes(position_s=0.00001)
     loop = timed_loop(60, law=law)
     for name in "abc":
         loop.add(name, 5, max_tokens=200)
@@ -191,7 +159,7 @@ def test_the_token_budget_still_holds():
 
 
 def test_without_a_target_times_do_not_matter():
-    loop = SchedulerLoop(step_times=Law(), max_num_batched_tokens=64)
+    loop = SchedulerLoop(step_times=KnownTimes(), max_num_batched_tokens=64)
     loop.add("a", 9)
     loop.step()
     loop.add("b", 60)
@@ -199,7 +167,7 @@ def test_without_a_target_times_do_not_matter():
 
 
 def test_the_engine_teaches_the_model_what_steps_took_and_says_how_wrong_it_was():
-    law = Law()
+    law = KnownTimes()
     loop = EngineLoop(small_config(overlap=False), step_times=law)
     loop.add("a", (1, 2, 3), max_tokens=2, temperature=0.0)
     loop.run()

@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine_loop import EngineLoop, small_config
 from jaxengine.engine_core import MAX_FAILURES_IN_A_ROW
-from jaxengine.outputs import FinishReason
+from jaxengine.outputs import FinishReason, RequestOutput
+from jaxengine.request import Request
+from known_times import KnownTimes
 
 # Small and prime: many tokens are EOS or a stop id, and no weight of the sum vanishes.
 VOCAB_SIZE = 23
@@ -39,7 +41,18 @@ def requests(draw) -> dict:
         "stop_token_ids": draw(st.sampled_from(((), (), (), (3,), (4, 5)))),
         "ignore_eos": draw(st.booleans()),
         "salt": draw(st.sampled_from(SALTS)),
+        "tenant": draw(st.sampled_from(("", "", "light", "heavy"))),
+        "priority": draw(st.sampled_from((0, 0, 0, 1, -1, 5))),
     }
+
+
+# Seconds of the loop's clock, of which a step takes about three.
+limits = st.fixed_dictionaries(
+    {
+        "queue_timeout_s": st.sampled_from((None, None, None, 4.0, 15.0)),
+        "deadline_s": st.sampled_from((None, None, None, 5.0, 25.0, 60.0)),
+    }
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +75,10 @@ class EngineLaws(RuleBasedStateMachine):
         scheduled=st.sampled_from((40, 32, 16, 5, 2)),
         watermark=st.sampled_from((0.0, 0.0, 0.0, 0.01, 0.3)),
         num_failures=st.sampled_from((0, 0, 1, 3)),
+        batching=st.sampled_from(("continuous",) * 4 + ("dynamic", "static")),
+        policy=st.sampled_from(("fair", "fair", "priority", "fcfs")),
+        threshold=st.sampled_from((0, 0, 1, 3, 10)),
+        target_ms=st.sampled_from((None, None, 12, 25)),
     )
     def start(
         self,
@@ -73,6 +90,10 @@ class EngineLaws(RuleBasedStateMachine):
         scheduled,
         watermark,
         num_failures,
+        batching,
+        policy,
+        threshold,
+        target_ms,
     ) -> None:
         config = small_config(
             overlap=overlap,
@@ -83,19 +104,26 @@ class EngineLaws(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_num_scheduled_tokens=min(scheduled, budget),
             watermark=watermark,
+            batching=batching,
+            batch_window_s=7.0,
+            scheduling_policy=policy,
+            priority_aging_s=5.0,
+            tenant_weights={"heavy": 3.0},
+            long_prefill_token_threshold=threshold,
+            target_itl_s=None if target_ms is None else target_ms / 1000,
         )
-        self.loop = EngineLoop(config, vocab_size=VOCAB_SIZE, eos=EOS)
+        self.loop = EngineLoop(config, vocab_size=VOCAB_SIZE, eos=EOS, step_times=KnownTimes())
         self.names: list[str] = []
         self.aborted: set[str] = set()
         self.failures_left = num_failures
         self.failure_is_due = False
         self.failures_in_a_row = 0
 
-    @rule(batch=st.lists(requests(), min_size=2, max_size=5))
+    @rule(batch=st.lists(st.tuples(requests(), limits), min_size=2, max_size=5))
     def add(self, batch) -> None:
-        for request in batch:
+        for request, its_limits in batch:
             self.names.append(f"r{len(self.names)}")
-            self.loop.add(self.names[-1], **request)
+            self.loop.add(self.names[-1], **request, **its_limits)
 
     @rule(count=st.integers(1, 5))
     def step(self, count) -> None:
@@ -143,6 +171,8 @@ class EngineLaws(RuleBasedStateMachine):
         loop.run()
         loop.check_idle()
         loop.check_answers()
+        for name, end in loop.ends.items():
+            _check_limits(loop.requests[name], end)
         by_reason = {
             reason: {name for name, end in loop.ends.items() if end.finish_reason is reason}
             for reason in FinishReason
@@ -154,6 +184,18 @@ class EngineLaws(RuleBasedStateMachine):
         assert stats.generation_tokens == sum(len(tokens) for tokens in loop.answers.values())
         assert stats.num_preemptions == sum(end.num_preemptions for end in loop.ends.values())
         assert stats.prefix_hits <= stats.prefix_queries == stats.prompt_tokens
+
+
+def _check_limits(request: Request, end: RequestOutput) -> None:
+    """A request ends by a limit only if it has one, and not before its time."""
+    assert end.timing is not None
+    if end.finish_reason is FinishReason.QUEUE_TIMEOUT:
+        assert request.queue_timeout_s is not None
+        assert end.timing.e2e_s >= request.queue_timeout_s
+        assert end.timing.ttft_s is None
+    if end.finish_reason is FinishReason.DEADLINE:
+        assert request.deadline_s is not None
+        assert end.timing.e2e_s >= request.deadline_s
 
 
 EngineLaws.TestCase.settings = settings(max_examples=100, stateful_step_count=12)
@@ -169,9 +211,13 @@ LOOPS = [
 @given(
     batch=st.lists(requests(), min_size=3, max_size=6),
     arrivals=st.lists(st.sampled_from((0, 0, 1, 2, 5)), min_size=6, max_size=6),
+    batching=st.sampled_from(("continuous", "continuous", "dynamic", "static")),
+    policy=st.sampled_from(("fair", "priority", "fcfs")),
 )
 @settings(max_examples=25)
-def test_nothing_but_the_request_decides_its_answer(overlap, chunk, batch, arrivals):
+def test_nothing_but_the_request_decides_its_answer(
+    overlap, chunk, batch, arrivals, batching, policy
+):
     """The same requests, whatever the cache and whoever came before, get the same tokens."""
     answers = []
     for caching, num_usable in itertools.product((False, True), (4, 64)):
@@ -181,6 +227,9 @@ def test_nothing_but_the_request_decides_its_answer(overlap, chunk, batch, arriv
             enable_prefix_caching=caching,
             num_blocks=num_usable + 1,
             max_model_len=32,
+            batching=batching,
+            batch_window_s=7.0,
+            scheduling_policy=policy,
         )
         loop = EngineLoop(config, vocab_size=VOCAB_SIZE, eos=EOS)
         for index, request in enumerate(batch):
