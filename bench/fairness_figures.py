@@ -19,7 +19,6 @@ __all__ = [
     "FLOOD",
     "HEADINGS",
     "POLICIES",
-    "FairnessFigures",
     "FairnessRun",
     "Policy",
     "fairness_row",

@@ -17,10 +17,8 @@ __all__ = [
     "LengthConfig",
     "LengthKind",
     "Potential",
-    "continuous_steps",
     "draw_lengths",
     "find_potential",
-    "static_steps",
 ]
 
 LengthKind = Literal["uniform", "exponential"]

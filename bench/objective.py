@@ -141,7 +141,13 @@ def keeps(measured_ms: float | None, bound_ms: float | None) -> bool:
 def is_missed(
     records: Sequence[RequestRecord], now_s: float, num_requests: int, objective: Objective
 ) -> bool:
-    """Whether so many requests have waited too long that the 99th percentile of all must have."""
+    """Whether the objective can no longer be kept, whatever the rest will do.
+
+    A request has failed (and a static batch that lacks it may never start), or so many have waited
+    too long that the 99th percentile of all must have.
+    """
+    if any(record.error is not None for record in records):
+        return True
     if objective.ttft_p99_ms is None:
         return False
     bound_s = objective.ttft_p99_ms / 1e3

@@ -52,7 +52,7 @@ class BenchSetup:
         self.vocab_size = vocab_size
         self.seed = seed
         self.console = open_console()
-        self.progress = Console(stderr=True, highlight=False)
+        self.progress = Console(stderr=True, highlight=False, soft_wrap=True)
         self._name = name
         self._arguments = [*([model] if model else []), *serve_arguments]
         self._startup_timeout_s = startup_timeout_s

@@ -194,7 +194,8 @@ def policies(
         setup.console.print(text, markup=False, highlight=False)
     if probes:
         print_rows(setup.console, PROBE_HEADINGS, probe_rows(probes))
-    print_verdicts(setup.console, [*policy_verdicts(results), *objective_verdicts(probes)])
+    verdicts = [*policy_verdicts(results), *objective_verdicts(probes)]
+    print_verdicts(setup.console, verdicts)
     if output_svg is not None:
         output_svg.parent.mkdir(parents=True, exist_ok=True)
         panels = policy_panels(plan, results, runs, probes)
@@ -206,4 +207,5 @@ def policies(
         "rounds": rounds,
         "slo": None if objective is None else asdict(objective),
     }
-    setup.finish(settings, policy_document(results, runs, probes))
+    document = policy_document(results, runs, probes)
+    setup.finish(settings, {**document, "verdicts": [asdict(verdict) for verdict in verdicts]})

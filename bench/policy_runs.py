@@ -18,6 +18,7 @@ from bench.summary import LoadLevel
 __all__ = ["RateSearch", "measure_rounds", "search_rates"]
 
 WARMUP_PART = 0
+MIN_QUEUE = 1024
 
 
 def measure_rounds(setup: BenchSetup, plan: PolicyPlan, rounds: int) -> list[PolicyRun]:
@@ -43,8 +44,12 @@ def measure_rounds(setup: BenchSetup, plan: PolicyPlan, rounds: int) -> list[Pol
 
 
 def server_flags(mode: Mode, plan: PolicyPlan) -> list[str]:
-    """What sets the servers apart, and the rows that they have in common."""
-    return ["--batching", mode, "--max-num-seqs", str(plan.batch_size)]
+    """What sets the servers apart, and what they have in common: rows, and room for a burst."""
+    return [
+        *("--batching", mode),
+        *("--max-num-seqs", str(plan.batch_size)),
+        *("--max-num-queued-reqs", str(max(MIN_QUEUE, plan.num_requests))),
+    ]
 
 
 def rotated(modes: Sequence[Mode], offset: int) -> list[Mode]:

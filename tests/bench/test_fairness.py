@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from bench.fairness import FairnessPlan, fairness
 from bench_server import FakeServe, flag_value
 
-SHORT = ("--duration", "0.4", "--settle", "0.1", "--light-rate", "20")
+SHORT = ("--duration", "0.25", "--settle", "0.05", "--light-rate", "20")
 
 
 def make_plan(**fields: object) -> FairnessPlan:
@@ -67,7 +67,7 @@ def test_light_tenants_are_measured_alone_and_beside_the_flood(
     alone, beside = document["runs"][:2]
     assert "flood" not in alone["service"]
     # Eight streams of 16 + 8 tokens at 2 ms or more each.
-    assert 0 < beside["service"]["flood"] <= 8 * 0.4 / (8 * 0.002) * 24
+    assert 0 < beside["service"]["flood"] <= 8 * 0.25 / (8 * 0.002) * 24
     # This server divides nothing: the light tenants get all that they ask for.
     assert alone["service"]["light-1"] == pytest.approx(alone["demand"]["light-1"], rel=0.5)
     tenants = {body["tenant"] for _, body in fake.bodies}

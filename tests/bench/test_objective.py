@@ -101,6 +101,8 @@ def test_a_probe_is_lost_once_too_many_have_waited_too_long():
     # Of 200 it lies between the 198th and the 199th: three are needed.
     assert not is_missed([*late, good, fresh], 5.0, 200, objective)
     assert not is_missed(late, 5.0, 100, Objective(itl_p99_ms=1))
+    refused = RequestRecord(index=4, start_s=4.5, end_s=0.0, error="http 429")
+    assert is_missed([good, refused], 5.0, 100, objective)
 
 
 async def probe_with(fake: FakeServe, objective: Objective, output_len: int = 3) -> Probe:
@@ -130,7 +132,8 @@ async def test_a_probe_with_slow_tokens_does_not_hold():
 
 async def test_a_probe_with_refusals_does_not_hold():
     probe = await probe_with(FakeServe(refuse=lambda *_: 429), Objective(ttft_p99_ms=60_000))
-    assert (probe.holds, probe.num_failed) == (False, 4)
+    assert not probe.holds
+    assert probe.num_failed > 0
 
 
 async def test_a_lost_probe_ends_early_and_leaves_the_server_idle():
