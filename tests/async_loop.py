@@ -61,13 +61,23 @@ def ask(
     max_tokens: int = 3,
     *,
     salt: str | None = None,
+    tenant: str = "",
+    priority: int = 0,
+    queue_timeout_s: float | None = None,
+    deadline_s: float | None = None,
     **params,
 ) -> OutputStream:
     """Submit a request; the default one is answered 14, 70, 20."""
-    sampling = SamplingParams(max_tokens=max_tokens, **params)
-    [stream] = engine.submit(
-        [TokenRequest(prompt_token_ids=prompt, params=sampling, cache_salt=salt)]
+    request = TokenRequest(
+        prompt_token_ids=prompt,
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        cache_salt=salt,
+        tenant=tenant,
+        priority=priority,
+        queue_timeout_s=queue_timeout_s,
+        deadline_s=deadline_s,
     )
+    [stream] = engine.submit([request])
     return stream
 
 
