@@ -1,5 +1,6 @@
 """Records of steps: what they add up to, and that none is missing."""
 
+import itertools
 import logging
 
 import pytest
@@ -74,7 +75,7 @@ def test_the_times_of_steps_do_not_overlap_and_are_those_that_the_device_was_bus
     records = run(loop)
     for record in records:
         assert record.scheduled_s < record.launched_s <= record.device_start_s < record.end_s
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in itertools.pairwise(records):
         assert after.device_start_s >= before.end_s
     assert sum(record.duration_s for record in records) == loop.stats.step_time_sum_s
     assert loop.stats.step_time_sum_s <= loop.stats.step_busy_s
@@ -110,7 +111,7 @@ def test_a_failed_step_has_no_record_and_leaves_no_gap(overlap):
     assert [record.index for record in records] == list(range(len(records)))
     # With overlap, the step behind it is lost as well.
     assert len(records) == len(loop.runner.steps) - (2 if overlap else 1)
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in itertools.pairwise(records):
         assert after.device_start_s >= before.end_s
 
 
