@@ -123,7 +123,7 @@ class WorkloadConfig:
         shared_prefix_len: their length. It comes on top of the drawn prompt.
         turns: mean requests of a conversation (geometric). Later ones begin with all that came
             before, add a new message, and come `think_s` (mean, exponential) after the answer
-            would be complete at `assumed_itl_s`.
+            would be complete at `assumed_itl_s`. At the start, others are under way already.
         num_tenants: they share the requests evenly but for the first, which has `heavy_share`.
         urgent_share: of the requests, with priority -1 instead of 0.
         max_model_len: most tokens of prompt and output: prompts are cut, conversations end.
@@ -229,6 +229,8 @@ def make_trace(config: WorkloadConfig) -> Trace:
     tenant = source.choice(config.num_tenants, num_sessions, p=tenant_shares(config))[session]
     priority = -(source.random(count) < config.urgent_share).astype(np.int64)
     arrival_s = draw_arrivals(source, config, num_sessions, turn, output_len)
+    if config.turns > 1 and math.isfinite(config.request_rate):
+        arrival_s, session = wrap(arrival_s, session, count / config.request_rate)
     order = np.argsort(arrival_s, kind="stable")
     return Trace(
         arrival_s=arrival_s,
@@ -299,3 +301,13 @@ def draw_arrivals(
     session = np.cumsum(is_first) - 1
     arrival_s: Floats = starts_s[session] + elapsed_s - elapsed_s[is_first][session]
     return arrival_s
+
+
+def wrap(arrival_s: Floats, session: Ints, duration_s: float) -> tuple[Floats, Ints]:
+    """Move what comes after the end to the beginning, as conversations that were under way.
+
+    So the rate is the same from the first second to the last. What has been moved belongs to a
+    conversation of its own, whose past was never seen.
+    """
+    laps = np.floor(arrival_s / duration_s).astype(np.int64)
+    return arrival_s - laps * duration_s, session + laps * (int(session[-1]) + 1)

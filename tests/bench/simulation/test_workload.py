@@ -78,11 +78,16 @@ def test_requests_come_in_order_of_arrival():
     assert np.diff(trace_with(turns=3.0).arrival_s).min() >= 0
 
 
-def test_conversations_come_at_a_rate_that_makes_the_one_asked_for():
-    trace = trace_with(turns=4.0, think_s=1.0)
-    # From 100 to 300 s, when as many conversations end as begin.
-    steady = (trace.arrival_s > 100) & (trace.arrival_s < 300)
-    assert steady.sum() == pytest.approx(50 * 200, rel=0.07)
+def test_conversations_come_at_the_rate_asked_for_from_the_first_second_to_the_last():
+    trace = trace_with(turns=4.0, think_s=20.0)
+    counts, _ = np.histogram(trace.arrival_s, bins=8, range=(0, 20_000 / 50))
+    assert counts.sum() == 20_000
+    assert counts == pytest.approx([2500] * 8, rel=0.15)
+
+
+def test_a_conversation_has_its_mean_number_of_turns():
+    trace = trace_with(turns=4.0, think_s=0.1)
+    # So short that few were under way at the start.
     assert len(set(trace.session.tolist())) == pytest.approx(5000, rel=0.05)
 
 
