@@ -140,9 +140,8 @@ class Scheduler:
         prompts = self._schedule_decodes(draft)
         may_join = self._batch is None and self.num_preemptions == preemptions_before
         self._schedule_prompts(draft, prompts, now_s, may_join=may_join)
-        for request in draft.filled:
-            if request.status is RequestStatus.RUNNING:
-                self._kv.remember(request, request.num_computed_tokens)
+        for request in draft.filled:  # those preempted since then have no computed tokens
+            self._kv.remember(request, request.num_computed_tokens)
         return draft.output(num_preempted=self.num_preemptions - preemptions_before)
 
     def update(

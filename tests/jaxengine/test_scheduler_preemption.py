@@ -95,6 +95,18 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     assert loop.kv.num_free_blocks == 2
 
 
+def test_what_a_preemption_sets_free_is_not_given_away_in_the_same_step():
+    loop = small_loop(5)
+    loop.add("a", 16, tenant="t")
+    loop.add("b", 24, tenant="t")
+    loop.step()
+    loop.add("s", 1, tenant="s")  # it would go first, but no block is free
+    output = loop.schedule()  # a needs its third block; two of those that b held are left
+    assert (shares(output), output.num_preempted) == ({"a": 1}, 1)
+    loop.update(output)
+    assert loop.step() == {"a": 1, "s": 1}
+
+
 def test_a_resumed_request_computes_all_its_tokens_again_and_samples_the_next():
     loop = small_loop(5, enable_prefix_caching=False)
     loop.add("a", 16)

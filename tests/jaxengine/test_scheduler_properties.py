@@ -49,8 +49,8 @@ def requests(draw) -> dict:
 # Seconds of the loop's clock, of which a step takes about three.
 limits = st.fixed_dictionaries(
     {
-        "queue_timeout_s": st.sampled_from((None, None, None, 4.0, 15.0)),
-        "deadline_s": st.sampled_from((None, None, None, 5.0, 25.0, 60.0)),
+        "queue_timeout_s": st.sampled_from((None, None, None, None, None, 90.0, 10.0)),
+        "deadline_s": st.sampled_from((None, None, None, None, None, 120.0, 30.0)),
     }
 )
 
