@@ -1,12 +1,13 @@
 """`headrace bench overload`: twice as many requests as the server can bear.
 
-First the peak: as many requests in flight as it takes without refusing any. Then arrivals at twice
-that rate: the goodput counts only the tokens of requests that were answered to their end. Last, to
-a full server, one request after another: how soon is it refused when nothing else is to do?
+First the peak, on a server of its own whose queue refuses nothing. Then arrivals at twice that rate
+at a server with a short queue: the goodput counts only the tokens of requests that were answered to
+their end. Last, to this server, full, one request after another: how soon is each refused?
 """
 
 import asyncio
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,6 +29,8 @@ REFUSED = "http 429"
 INDEX_STRIDE = 1_000_000
 POLL_S = 0.01
 PROBE_INTERVAL_S = 0.02
+PEAK_QUEUE = 1024
+PEAK_STREAMS = 1.5  # per row: a request that ends is replaced by one that waits already
 SPARE_FILLERS = 2  # beyond what the server can hold, so that a refusal shows that it is full
 FILLER_TOKENS = 1000  # outputs that outlast the probes
 MIN_GOODPUT_SHARE = 0.95
@@ -63,11 +66,16 @@ class OverloadPlan:
 
     @property
     def flags(self) -> list[str]:
-        """Of the server."""
+        """Of the server that is overloaded."""
         return [
             *("--max-num-seqs", str(self.batch_size)),
             *("--max-num-queued-reqs", str(self.num_queued)),
         ]
+
+    @property
+    def peak_flags(self) -> list[str]:
+        """Of the server whose peak is measured."""
+        return replace(self, num_queued=max(PEAK_QUEUE, self.batch_size)).flags
 
     def request(self, number: int, *, part: int, output_len: int | None = None) -> PlannedRequest:
         """Request `number` of a part; no other has its prompt."""
@@ -78,6 +86,10 @@ class OverloadPlan:
             first_index=part * INDEX_STRIDE + number,
         )
         return PlannedRequest(prompt=prompt, output_len=output_len or self.output_len)
+
+    def warm_up(self) -> list[PlannedRequest]:
+        """A short request for each row."""
+        return [self.request(number, part=0, output_len=2) for number in range(self.batch_size)]
 
     def arrivals(self, rate: float) -> list[float]:
         """When requests are due over settling and window."""
@@ -140,19 +152,40 @@ class OverloadResult:
         ]
 
 
-async def measure_overload(
-    sender: Sender, plan: OverloadPlan
-) -> tuple[OverloadResult, list[RequestRecord], list[RequestRecord]]:
-    """All three parts on one server.
+async def measure_peak(sender: Sender, plan: OverloadPlan) -> tuple[float, list[RequestRecord]]:
+    """Output tokens per second when the next request is always there already.
 
     Returns:
-        The result, the records of the peak, where none may be refused, and those of the rest.
+        The peak, and the records.
+
+    Raises:
+        RequestFailed: no token came, so there is nothing to compare with.
     """
-    await sender.warm_up(
-        [plan.request(number, part=0, output_len=2) for number in range(plan.batch_size)]
-    )
-    peak, peak_records = await measure_peak(sender, plan)
-    rate = plan.factor * peak / plan.output_len
+    await sender.warm_up(plan.warm_up())
+    concurrency = math.ceil(PEAK_STREAMS * plan.batch_size)
+    async with sender.kept_busy(partial(plan.request, part=1), concurrency) as records:
+        await asyncio.sleep(plan.settle_s)
+        start_s = sender.clock()
+        await asyncio.sleep(plan.duration_s)
+        end_s = sender.clock()
+    await sender.wait_until_idle()
+    tokens = output_tokens_between(records, start_s, end_s)
+    if not tokens:
+        raise_failure(records)
+        raise RequestFailed("no tokens", "within the window; is --duration too short?")
+    return tokens / (end_s - start_s), records
+
+
+async def measure_overload(
+    sender: Sender, plan: OverloadPlan, peak_tokens_per_s: float
+) -> tuple[OverloadResult, list[RequestRecord]]:
+    """The overload, then the probes of the full server.
+
+    Returns:
+        The result, and the records.
+    """
+    await sender.warm_up(plan.warm_up())
+    rate = plan.factor * peak_tokens_per_s / plan.output_len
     planned = [
         replace(plan.request(number, part=2), arrival_s=arrival_s)
         for number, arrival_s in enumerate(plan.arrivals(rate))
@@ -165,7 +198,7 @@ async def measure_overload(
     probes = await probe_full_server(sender, plan)
     quiet = [record for record in probes if record.error == REFUSED]
     result = OverloadResult(
-        peak_tokens_per_s=peak,
+        peak_tokens_per_s=peak_tokens_per_s,
         offered_rate=rate,
         goodput_tokens_per_s=output_tokens_between(answered, start_s, start_s + plan.duration_s)
         / plan.duration_s,
@@ -176,49 +209,35 @@ async def measure_overload(
         num_without_retry_after=sum(r.retry_after is None for r in (*refused, *quiet)),
         num_probes_taken=len(probes) - len(quiet),
     )
-    return result, peak_records, [*records, *probes]
-
-
-async def measure_peak(sender: Sender, plan: OverloadPlan) -> tuple[float, list[RequestRecord]]:
-    """Output tokens per second when the next request is always there already.
-
-    Raises:
-        RequestFailed: no token came, so there is nothing to compare with.
-    """
-    # The rows are full, and half of the queue: a request that ends is replaced without a gap.
-    concurrency = plan.batch_size + plan.num_queued // 2
-    async with sender.kept_busy(partial(plan.request, part=1), concurrency) as records:
-        await asyncio.sleep(plan.settle_s)
-        start_s = sender.clock()
-        await asyncio.sleep(plan.duration_s)
-        end_s = sender.clock()
-    await sender.wait_until_idle()
-    tokens = output_tokens_between(records, start_s, end_s)
-    if not tokens:
-        failed = next((record.error_detail for record in records if record.error), None)
-        raise RequestFailed("no tokens", failed or "within the window; is --duration too short?")
-    return tokens / (end_s - start_s), records
+    return result, [*records, *probes]
 
 
 async def probe_full_server(sender: Sender, plan: OverloadPlan) -> list[RequestRecord]:
     """Fill the rows and the queue, then send one request after another."""
     context = sender.model_info.get("max_model_len")
     room = context - plan.input_len if isinstance(context, int) else FILLER_TOKENS
-    fillers = [
-        plan.request(number, part=3, output_len=max(1, min(FILLER_TOKENS, room)))
-        for number in range(plan.batch_size + plan.num_queued + SPARE_FILLERS)
-    ]
-    filled = [RequestRecord(number, sender.clock()) for number in range(len(fillers))]
-    tasks = [
-        asyncio.ensure_future(sender.send(filler, record))
-        for filler, record in zip(fillers, filled, strict=True)
-    ]
+    output_len = max(1, min(FILLER_TOKENS, room))
+    filled: list[RequestRecord] = []
+    tasks: list[asyncio.Future[None]] = []
+
+    def add_fillers(count: int) -> None:
+        for number in range(len(filled), len(filled) + count):
+            record = RequestRecord(number, sender.clock())
+            filled.append(record)
+            filler = plan.request(number, part=3, output_len=output_len)
+            tasks.append(asyncio.ensure_future(sender.send(filler, record)))
+
     probes: list[RequestRecord] = []
     try:
+        add_fillers(plan.batch_size)
+        while any(record.first_token_s is None and record.end_s is None for record in filled):
+            raise_failure(filled)
+            await asyncio.sleep(POLL_S)
+        add_fillers(plan.num_queued + SPARE_FILLERS)
         while not any(record.error == REFUSED for record in filled):
+            raise_failure(filled)
             if all(task.done() for task in tasks):
-                detail = next((record.error_detail for record in filled if record.error), None)
-                raise RequestFailed("never full", detail or f"{len(filled)} requests fitted")
+                raise RequestFailed("never full", f"{len(filled)} requests fitted")
             await asyncio.sleep(POLL_S)
         for number in range(plan.num_probes):
             await asyncio.sleep(PROBE_INTERVAL_S)
@@ -231,6 +250,13 @@ async def probe_full_server(sender: Sender, plan: OverloadPlan) -> list[RequestR
         await asyncio.gather(*tasks, return_exceptions=True)
     await sender.wait_until_idle()
     return probes
+
+
+def raise_failure(records: Sequence[RequestRecord]) -> None:
+    """Raise RequestFailed if a request has failed otherwise than by a refusal."""
+    for record in records:
+        if record.error not in (None, REFUSED):
+            raise RequestFailed(record.error or "", record.error_detail or "")
 
 
 def refusal_times(records: Sequence[RequestRecord]) -> Distribution | None:
@@ -337,7 +363,7 @@ def overload(
 ) -> None:
     """Offer a server twice its peak: goodput, and how soon and how well it refuses.
 
-    SERVE_ARGUMENTS go to the server.
+    SERVE_ARGUMENTS go to both servers.
     """
     plan = OverloadPlan(
         batch_size=batch_size,
@@ -351,9 +377,12 @@ def overload(
         seed=setup.seed,
         vocab_size=setup.vocab_size,
     )
-    result, peak, rest = setup.measure(plan.flags, partial(measure_overload, plan=plan))
-    setup.check(peak)
-    setup.check(rest, expected=[REFUSED])
+    peak_tokens_per_s, records = setup.measure(plan.peak_flags, partial(measure_peak, plan=plan))
+    setup.check(records)
+    result, records = setup.measure(
+        plan.flags, partial(measure_overload, plan=plan, peak_tokens_per_s=peak_tokens_per_s)
+    )
+    setup.check(records, expected=[REFUSED])
     print_rows(setup.console, HEADINGS, overload_rows(plan, result))
     verdicts = result.verdicts()
     print_verdicts(setup.console, verdicts)
