@@ -100,6 +100,16 @@ def test_a_short_prompt_of_a_light_tenant_does_not_wait_for_the_long_ones_of_ano
     assert loop.step() == {"b": 10, "a1": 6}
 
 
+def test_a_tenant_pays_for_what_is_computed_and_not_for_what_was_cached():
+    loop = SchedulerLoop(max_num_batched_tokens=64, tenant_weights={"t": 2.0})
+    first = loop.add("a", range(20), tenant="t", max_tokens=3)
+    loop.step()
+    assert first.account.service == 20 / 2
+    loop.add("b", [*range(16), 50, 51, 52], tenant="t", max_tokens=1)
+    assert loop.step() == {"a": 1, "b": 3}
+    assert first.account.service == (20 + 2 + 3) / 2
+
+
 # Those who were away, and those who ask for little.
 
 
