@@ -18,11 +18,10 @@ import click
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bench.environment import describe_environment
 from bench.kv_dtype_loss import BLOCK_SIZE, GoldenCase, count_kept, measure_losses, time_steps
-from bench.report import print_rows, write_json
+from bench.report import open_console, print_rows, write_json
 from gateway.tokenizer import Tokenizer
 from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.models.config import ModelConfig
@@ -211,7 +210,7 @@ def kv_dtypes(
     if golden is None and spec is None and GOLDEN.exists():
         golden = GOLDEN
     cases = [] if golden is None else read_golden(golden)
-    console = Console()
+    console = open_console()
     results: dict[str, list[DtypeReport]] = {}
     for weights_dtype in weights_dtypes:
         decoder = load_decoder(model, checkpoint, dtype=weights_dtype)
