@@ -37,6 +37,19 @@ def pick_victim(running: Collection[Request]) -> Request:
     )
 
 
+def may_displace(
+    waiting: Request, running: Collection[Request], *, fair_rows: Callable[[Tenant], float]
+) -> bool:
+    """Whether `pick_displaced` can find anybody at all; quick, because mostly it cannot."""
+    own = waiting.account
+    if own.num_running + 1 <= max(1.0, fair_rows(own)):
+        others = {request.account for request in running} - {own}
+        if any(account.num_running - 1 >= fair_rows(account) for account in others):
+            return True
+    priority = waiting.priority
+    return any(request.priority > priority and request.account is own for request in running)
+
+
 def pick_displaced(
     waiting: Request,
     running: Collection[Request],

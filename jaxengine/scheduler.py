@@ -18,12 +18,13 @@ from jaxengine.config import EngineConfig
 from jaxengine.expiry import ExpiryQueue
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import FinishReason, RequestOutput
-from jaxengine.preemption import goes_first, pick_displaced, pick_victim
+from jaxengine.preemption import goes_first, may_displace, pick_displaced, pick_victim
+from jaxengine.prompt_budget import PromptBudget
 from jaxengine.request import Request, RequestStatus
 from jaxengine.scheduler_output import SchedulerOutput
 from jaxengine.step_draft import StepDraft
 from jaxengine.step_time import StepTimeModel
-from jaxengine.tenants import TenantLedger
+from jaxengine.tenants import Tenant, TenantLedger
 from jaxengine.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler"]
@@ -50,7 +51,7 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._step_times = step_times if config.target_itl_s is not None else None
+        self._prompt_budget = PromptBudget(config, step_times)
         self._batch = None if config.batching == "continuous" else ClosedBatch(config)
         self._tenants = TenantLedger(config.tenant_weights)
         self._requests: dict[str, Request] = {}
@@ -264,8 +265,11 @@ class Scheduler:
         """Give the rest of the budgets to prompts begun and, if they may join, to waiting ones."""
         if self._batch is not None and self._running:
             draft.add_padding(self._batch.take_padding(draft.budget))
+        is_alone = len(self._requests) == 1
         while draft.budget > 0 and (prompts or may_join):
-            if not self._most_prompt_tokens(draft, 0, draft.budget):
+            if not self._prompt_budget.most_tokens(
+                draft, first_position=0, at_most=draft.budget, is_alone=is_alone
+            ):
                 break
             prompts = [r for r in prompts if r.status is RequestStatus.RUNNING]
             partial = min(prompts, key=lambda r: (r.account.service, r.rank), default=None)
@@ -281,38 +285,21 @@ class Scheduler:
                 prompts.remove(request)  # once a step
             else:
                 break
-            first, remaining = request.num_computed_tokens, request.num_tokens
-            most = self._most_prompt_tokens(draft, first, min(draft.budget, remaining - first))
-            self._take(draft, request, max(most, 1))
+            first = request.num_computed_tokens
+            num_new = self._prompt_budget.most_tokens(
+                draft,
+                first_position=first,
+                at_most=request.num_tokens - first,
+                is_alone=is_alone,
+            )
+            self._kv.remember(request, first + max(num_new, 1))
+            draft.take(request, max(num_new, 1))  # it has joined
         if self._batch is not None:
             draft.waiting_for = "batch"
         elif not draft.waiting_for:  # nobody may join in a step that preempted
             draft.waiting_for = "tokens" if may_join else "kv_cache"
         if not self._waiting:
             draft.waiting_for = ""
-
-    def _most_prompt_tokens(self, draft: StepDraft, first_position: int, at_most: int) -> int:
-        """Return how many tokens of a prompt the step should take, from this position on."""
-        threshold = self._config.long_prefill_token_threshold
-        if threshold and len(self._requests) > 1:
-            at_most = min(at_most, threshold)
-        if self._step_times is None or self._config.target_itl_s is None or not draft.num_decodes:
-            return at_most
-        fitting = self._step_times.most_prefill_tokens(
-            self._config.target_itl_s,
-            draft.work,
-            first_position=first_position,
-            at_most=at_most,
-        )
-        # Prompts move on even if the decodes alone take all the time there is.
-        least = 0 if draft.has_prompts else min(self._config.block_size, at_most)
-        return max(fitting, least)
-
-    def _take(self, draft: StepDraft, request: Request, num_new_tokens: int) -> None:
-        """Put a request's next tokens into the step."""
-        first = request.num_computed_tokens
-        self._kv.remember(request, first + num_new_tokens)
-        draft.take(request, num_new_tokens)
 
     # Joining and leaving.
 
@@ -345,6 +332,8 @@ class Scheduler:
         state = (request, self._kv.num_free_blocks, self.num_received)
         if self._running and self._blocked == state:
             return "kv_cache"  # as in the step before; matching the prefix again costs time
+        if not (self._free_rows or self._may_displace(request)):
+            return "seqs"
         num_tokens = request.num_tokens if self._batch is None else request.max_num_tokens
         num_cached = self._kv.match_prefix(request)
         lacking = self._lacking_blocks(request, num_tokens)
@@ -385,12 +374,12 @@ class Scheduler:
 
     def _displace(self, draft: StepDraft, request: Request, lacking_blocks: int) -> None:
         """Preempt running requests for a waiting one that should go first, if that helps."""
-        if self._config.scheduling_policy == "fcfs" or self._batch is not None or not self._running:
+        if not self._may_displace(request):
             return
         for victim in pick_displaced(
             request,
             self._running.values(),
-            fair_rows=lambda tenant: self._tenants.share(tenant, self._config.max_num_seqs),
+            fair_rows=self._fair_rows,
             num_holders=self._kv.num_holders,
             lacks_row=not self._free_rows,
             lacking_blocks=lacking_blocks,
@@ -398,6 +387,18 @@ class Scheduler:
         ):
             draft.drop(victim)
             self._preempt(victim)
+
+    def _may_displace(self, request: Request) -> bool:
+        """Whether some running request might have to make room for a waiting one."""
+        return (
+            self._config.scheduling_policy != "fcfs"
+            and self._batch is None
+            and bool(self._running)
+            and may_displace(request, self._running.values(), fair_rows=self._fair_rows)
+        )
+
+    def _fair_rows(self, tenant: Tenant) -> float:
+        return self._tenants.share(tenant, self._config.max_num_seqs)
 
     def _make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
         """Reserve blocks for a running request, preempting others as long as needed."""
