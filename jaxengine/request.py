@@ -118,14 +118,6 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def append(self, token_id: int, now_s: float) -> None:
-        """Take in the oldest pending token, which reached the host now."""
-        self.num_pending_tokens -= 1
-        self.token_ids.append(token_id)
-        if self.first_token_time_s is None:
-            self.first_token_time_s = now_s
-        self.last_token_time_s = now_s
-
     def set_limits(self, *, eos_token_ids: Collection[int], max_model_len: int) -> None:
         """Decide what ends the request besides its own wishes. Called once, before it is queued."""
         params = self.params
@@ -133,12 +125,22 @@ class Request:
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos))
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
 
-    def end_reached(self) -> FinishReason | None:
-        """Return why the request ends with its last known token, or None if it goes on."""
+    def append(self, token_id: int, now_s: float) -> FinishReason | None:
+        """Take in the oldest pending token, which reached the host now.
+
+        Returns:
+            Why the request ends with it, or None if it goes on.
+        """
+        self.num_pending_tokens -= 1
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if self.first_token_time_s is None:
+            self.first_token_time_s = now_s
+        self.last_token_time_s = now_s
         # Only what is known counts: the next token may be in flight already.
-        num_tokens = len(self.token_ids)
+        num_tokens = len(token_ids)
         if (
-            self.token_ids[-1] in self.end_token_ids
+            token_id in self.end_token_ids
             and num_tokens - self.num_prompt_tokens >= self.params.min_tokens
         ):
             return FinishReason.STOP
@@ -153,17 +155,29 @@ class Request:
     ) -> RequestOutput:
         """Return what is new; the last output, with the timing, once the request is finished."""
         reason = self.finish_reason
+        scheduled_s = self.first_scheduled_time_s
+        queue_s = (now_s if scheduled_s is None else scheduled_s) - self.arrival_time_s
+        times_s = (now_s,) * len(new_token_ids)
+        if reason is None:
+            return RequestOutput(
+                self.request_id,
+                new_token_ids,
+                times_s,
+                self.num_cached_tokens,
+                queue_s,
+                self.num_preemptions,
+            )
         return RequestOutput(
             self.request_id,
             new_token_ids,
-            (now_s,) * len(new_token_ids),
+            times_s,
             self.num_cached_tokens,
-            self.queue_s(now_s),
+            queue_s,
             self.num_preemptions,
-            reason,
-            new_token_ids[-1] if reason is FinishReason.STOP else None,
-            error,
-            None if reason is None else self.timing(now_s),
+            finish_reason=reason,
+            stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
+            error=error,
+            timing=self.timing(now_s),
         )
 
     def queue_s(self, now_s: float) -> float:

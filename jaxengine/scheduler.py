@@ -160,9 +160,8 @@ class Scheduler:
             request = item.request
             # A request that ended meanwhile had one surplus token in flight: dropped here.
             if item.samples and request.status is not RequestStatus.FINISHED:
-                request.append(token_id, now_s)
+                reason = request.append(token_id, now_s)
                 self.generation_tokens += 1
-                reason = request.end_reached()
                 outputs.append(
                     request.output(now_s, (token_id,))
                     if reason is None
