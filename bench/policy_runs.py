@@ -49,6 +49,7 @@ def server_flags(mode: Mode, plan: PolicyPlan) -> list[str]:
         *("--batching", mode),
         *("--max-num-seqs", str(plan.batch_size)),
         *("--max-num-queued-reqs", str(max(MIN_QUEUE, plan.num_requests))),
+        *("--queue-timeout", "0"),  # a static server keeps some waiting for minutes
     ]
 
 

@@ -14,6 +14,10 @@ __all__ = ["Admission"]
 SAMPLE_S = 0.25
 MEMORY_S = 10.0
 
+# Rows turn over in waves: requests that start together end at about the same time, a whole batch
+# of a static server does. So the memory also spans so many turns of all rows.
+MEMORY_TURNS = 2
+
 # What a refused caller is told to wait, at least and at most.
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 120.0
@@ -57,12 +61,15 @@ class Admission:
         if self._sample.num_waiting and stats.num_waiting:
             # Only a queue that stood all the time says how fast queues drain.
             # What was known is never quite forgotten: after a standstill the rates are low, not 0.
-            keep = math.exp(-elapsed_s / MEMORY_S) if self._requests_per_s else 0.0
+            keep = math.exp(-elapsed_s / self._memory_s()) if self._requests_per_s else 0.0
             requests = stats.num_admitted - self._sample.num_admitted
             tokens = stats.tokens_admitted - self._sample.tokens_admitted
             self._requests_per_s += (1 - keep) * (requests / elapsed_s - self._requests_per_s)
             self._tokens_per_s += (1 - keep) * (tokens / elapsed_s - self._tokens_per_s)
         self._sample, self._sampled_s = stats, now_s
+
+    def _memory_s(self) -> float:
+        return max(MEMORY_S, MEMORY_TURNS * self._config.max_num_seqs / self._requests_per_s)
 
     def queue_timeout_s(self, request: TokenRequest) -> float | None:
         """Return how long the request may wait."""
