@@ -107,12 +107,12 @@ def encode_kv(
 def decode_kv(data_H: Array, dtype: KVCacheDtype) -> Float[Array, "... H"]:
     """Return stored numbers, without their scales, in the dtype of the products; exactly."""
     if dtype in FP8_DTYPES:
-        return _decode_fp8(data_H, dtype).astype(product_dtype(dtype))
+        return _decode_fp8(data_H, dtype)
     return data_H.astype(product_dtype(dtype))
 
 
 def _decode_fp8(bits: Array, dtype: KVCacheDtype) -> Float[Array, "..."]:
-    """Return bytes as f32, by way of float16: a third faster than XLA's own conversion.
+    """Return bytes as bfloat16, by way of float16: faster than XLA's own conversion.
 
     Both formats are float16 with fewer bits: e5m2 is its upper byte, e4m3 has a shorter exponent
     with a bias of 7 instead of 15. Patterns of infinity and NaN, which are never written, read as
@@ -122,4 +122,7 @@ def _decode_fp8(bits: Array, dtype: KVCacheDtype) -> Float[Array, "..."]:
     wide = bits.astype(jnp.uint16)
     magnitude = jnp.minimum(wide & 0x7F, largest) << shift
     half = lax.bitcast_convert_type(magnitude | (wide & 0x80) << 8, jnp.float16)
-    return half.astype(jnp.float32) * factor
+    value = half.astype(jnp.float32) * factor
+    # bfloat16 is the upper half of f32. The lower is zero here, so there is nothing to round.
+    upper = lax.bitcast_convert_type(value, jnp.uint32) >> 16
+    return lax.bitcast_convert_type(upper.astype(jnp.uint16), jnp.bfloat16)

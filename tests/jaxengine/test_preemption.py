@@ -1,6 +1,6 @@
 from collections.abc import Collection, Iterable, Sequence
 
-from jaxengine.preemption import goes_first, pick_displaced, pick_victim
+from jaxengine.preemption import goes_first, may_displace, pick_displaced, pick_victim
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.tenants import Tenant
@@ -37,16 +37,20 @@ def displaced(
     lacking_blocks: int = 0,
     kept: Collection[Request] = (),
 ) -> list[str]:
+    def share(tenant: Tenant) -> float:
+        return fair_rows * tenant.weight
+
     holders = [block_id for request in running for block_id in request.block_ids]
     chosen = pick_displaced(
         waiting,
         running,
-        fair_rows=lambda tenant: fair_rows * tenant.weight,
+        fair_rows=share,
         num_holders=holders.count,
         lacks_row=lacks_row,
         lacking_blocks=lacking_blocks,
         kept=kept,
     )
+    assert not chosen or may_displace(waiting, running, fair_rows=share)
     return [request.request_id for request in chosen]
 
 
@@ -208,6 +212,26 @@ def test_a_tenant_gives_blocks_only_down_to_its_share_of_rows():
     waiting = make_request("w", light, 9)
     for count, names in ((1, ["f4"]), (6, ["f4", "f3", "f2"]), (7, [])):
         assert displaced(waiting, running, lacks_row=False, lacking_blocks=count) == names
+
+
+# A look that costs little says whether it is worth to look closer.
+
+
+def test_where_nobody_can_make_room_a_quick_look_says_so():
+    a, b = Tenant("a", 1.0), Tenant("b", 1.0)
+    running = run(a, (1, 2)) + run(b, (3, 4))
+    for tenant in (a, b):
+        waiting = make_request("w", tenant, 9)
+        assert not may_displace(waiting, running, fair_rows=lambda _: 2.0)
+
+
+def test_a_quick_look_finds_a_tenant_above_its_share_and_a_lower_priority():
+    flooder, light = Tenant("f", 1.0), Tenant("l", 1.0)
+    running = run(flooder, (1, 2, 3))
+    assert may_displace(make_request("w", light, 9), running, fair_rows=lambda _: 2.0)
+    assert not may_displace(make_request("w", flooder, 9), running, fair_rows=lambda _: 2.0)
+    urgent = make_request("w", flooder, 9, priority=-1)
+    assert may_displace(urgent, running, fair_rows=lambda _: 2.0)
 
 
 # Among prompts.
