@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from jaxengine.request import Request
 from jaxengine.tenants import Tenant
 
-__all__ = ["goes_first", "pick_displaced", "pick_victim"]
+__all__ = ["goes_first", "may_displace", "pick_displaced", "pick_victim"]
 
 
 def goes_first(waiting: Request, begun: Request) -> bool:

@@ -54,6 +54,7 @@ class Request:
 
     # Steps touch thousands of requests: slots are faster than a dict, and smaller.
     __slots__ = (
+        "__weakref__",
         "account",
         "arrival_time_s",
         "block_hashes",
