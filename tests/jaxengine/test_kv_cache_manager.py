@@ -10,7 +10,7 @@ def manager(num_blocks: int = 11, *, caching: bool = True) -> KVCacheManager:
     return KVCacheManager(num_blocks=num_blocks, block_size=8, enable_prefix_caching=caching)
 
 
-def make_request(name: str, prompt, *, salt: str | None = None) -> Request:
+def make_request(name: str, prompt, *, salt: str | None = None, tenant: str = "") -> Request:
     return Request(
         name,
         tuple(prompt),
@@ -18,6 +18,7 @@ def make_request(name: str, prompt, *, salt: str | None = None) -> Request:
         seed=0,
         arrival_time_s=0.0,
         cache_salt=salt,
+        tenant=tenant,
     )
 
 
@@ -166,6 +167,22 @@ def test_a_salt_shares_with_itself_only(salt):
         expected = 16 if other == salt else 0
         request = make_request(f"r{index}", range(17), salt=other)
         assert kv.match_prefix(request) == expected, repr(other)
+        kv.free(request)
+
+
+def test_a_tenant_shares_with_itself_only_whatever_its_salt():
+    kv = manager()
+    admit(kv, make_request("a", range(17), tenant="alice", salt="s"))
+    for tenant, salt, expected in [
+        ("alice", "s", 16),
+        ("alice", None, 0),
+        ("bob", "s", 0),
+        ("", "s", 0),
+        ("", "alices", 0),
+        ("alic", "es", 0),
+    ]:
+        request = make_request("b", range(17), tenant=tenant, salt=salt)
+        assert kv.match_prefix(request) == expected, (tenant, salt)
         kv.free(request)
 
 
