@@ -17,7 +17,7 @@ from jaxengine.config import (
 )
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import ModelError
-from jaxengine.kv_cache import kv_block_bytes
+from jaxengine.kv_cache import kv_block_bytes, resolve_kv_cache_dtype
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
@@ -250,8 +250,7 @@ def build_engine(
 
 
 def _block_bytes(options: EngineOptions, model: ModelConfig) -> int:
-    wanted = options.kv_cache_dtype
-    dtype = options.dtype if wanted == "auto" else wanted
+    dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, options.dtype)
     return kv_block_bytes(model, block_size=options.block_size, dtype=dtype)
 
 

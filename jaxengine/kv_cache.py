@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxengine.config import EngineConfig
+from jaxengine.config import Dtype, EngineConfig
+from jaxengine.config import KVCacheDtype as WantedKVCacheDtype
 from jaxengine.models.config import ModelConfig
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
@@ -27,9 +28,9 @@ class DeviceState(NamedTuple):
     last_token: Int[Array, "R+1"]
 
 
-def resolve_kv_cache_dtype(config: EngineConfig) -> KVCacheDtype:
+def resolve_kv_cache_dtype(wanted: WantedKVCacheDtype, dtype: Dtype) -> KVCacheDtype:
     """Return the dtype of the KV cache; "auto" is that of the weights."""
-    return config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return dtype if wanted == "auto" else wanted
 
 
 def kv_block_bytes(model: ModelConfig, *, block_size: int, dtype: KVCacheDtype) -> int:
@@ -47,7 +48,7 @@ def new_device_state(model: ModelConfig, config: EngineConfig) -> DeviceState:
             model,
             num_blocks=config.num_blocks,
             block_size=config.block_size,
-            dtype=resolve_kv_cache_dtype(config),
+            dtype=resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype),
         ),
         last_token=jnp.zeros(config.max_num_seqs + 1, jnp.int32),
     )

@@ -38,6 +38,7 @@ from gateway.server import Server
 from gateway.tokenizer import Tokenizer
 from jaxengine.build import BuiltEngine, EngineOptions, build_engine
 from jaxengine.config import EngineConfig
+from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
 
@@ -251,7 +252,7 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
 
 def _memory_table(built: BuiltEngine) -> Table:
     config, memory = built.config, built.memory
-    cache_dtype = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype)
     parts = (
         MemoryPart("weights", memory.weights, config.dtype),
         MemoryPart(

@@ -43,7 +43,7 @@ def test_a_block_costs_what_the_device_allocates_for_it(head_dim, dtype, expecte
 def test_a_new_state_is_all_zero_and_of_the_configured_size(kv_cache_dtype, arrays):
     model = ModelConfig.from_hf(HF_CONFIG)
     config = replace(ENGINE_CONFIG, kv_cache_dtype=kv_cache_dtype)
-    dtype = resolve_kv_cache_dtype(config)
+    dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype)
     state = new_device_state(model, config)
     leaves = jax.tree.leaves(state.kv_cache)
     block_bytes = kv_block_bytes(model, block_size=16, dtype=dtype)
@@ -57,7 +57,6 @@ def test_a_new_state_is_all_zero_and_of_the_configured_size(kv_cache_dtype, arra
 
 
 def test_without_a_wish_the_cache_has_the_dtype_of_the_weights():
-    for dtype in ("float32", "bfloat16"):
-        assert resolve_kv_cache_dtype(replace(ENGINE_CONFIG, dtype=dtype)) == dtype
-    config = replace(ENGINE_CONFIG, dtype="bfloat16", kv_cache_dtype="float32")
-    assert resolve_kv_cache_dtype(config) == "float32"
+    assert resolve_kv_cache_dtype("auto", "float32") == "float32"
+    assert resolve_kv_cache_dtype("auto", "bfloat16") == "bfloat16"
+    assert resolve_kv_cache_dtype("float32", "bfloat16") == "float32"
