@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
-from kernels_pallas.ragged_paged_attention import AttentionBatch, new_kv_cache
-from kernels_pallas.work_plan import max_prefill_tiles, plan_prefill_tiles
+from kernels_pallas.ragged_paged_attention import new_kv_cache
+from kernels_pallas.work_plan import AttentionBatch, max_prefill_tiles, plan_prefill_tiles
 
 __all__ = ["BLOCK_SIZE", "CHUNK", "GoldenCase", "count_kept", "measure_losses", "time_steps"]
 

@@ -21,9 +21,9 @@ from jaxengine.buckets import Bucket, smallest_bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
-from kernels_pallas.ragged_paged_attention import AttentionBatch
 from kernels_pallas.work_plan import (
     PREFILL_TILE_FIELDS,
+    AttentionBatch,
     max_prefill_tiles,
     plan_prefill_tiles,
 )

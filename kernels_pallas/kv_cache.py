@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
 __all__ = [
+    "AttentionKernel",
     "KVCache",
     "KVCacheDtype",
     "decode_kv",
@@ -25,6 +26,9 @@ __all__ = [
     "scale_dtype",
     "storage_dtype",
 ]
+
+# The implementations of the attention; each has its own layout of the cache.
+AttentionKernel = Literal["reference"]
 
 KVCacheDtype = Literal["bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
 
@@ -37,21 +41,28 @@ LARGEST = {"float16": 65504.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 INT8_MAX = 127
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data", "scales"], meta_fields=["dtype"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "scales"],
+    meta_fields=["dtype", "kernel"],
+)
 @dataclass(frozen=True)
 class KVCache:
     """K and V of all layers and blocks. A pytree; donated to every step, never copied.
 
     Attributes:
-        data: the stored numbers; the implementation of the attention owns the layout.
+        data: the stored numbers, [layers * blocks, 2, K, block_size, H or more]; the order inside
+            a block is the kernel's own.
         scales: factor of each (token, K or V, kv head), laid out as `data` without its last axis;
             None where the dtype has none.
         dtype: how `data` is to be read.
+        kernel: the implementation whose layout this is, and which therefore attends over it.
     """
 
     data: Array
     scales: Array | None
     dtype: KVCacheDtype
+    kernel: AttentionKernel
 
 
 def storage_dtype(dtype: KVCacheDtype) -> jnp.dtype:

@@ -2,50 +2,68 @@
 
 The contract, its checks, and the choice of implementation. An implementation owns three things
 together, because they only make sense together: the layout of the KV cache, the write into it,
-and the attention over it. Today there is one, `reference` (XLA): it defines what is correct and
-is the CPU path. A GPU kernel joins it behind the same two functions.
+and the attention over it. `reference` (XLA) runs everywhere and defines what is correct. A cache
+is made for one of them and carries its name, so nobody can attend over another one's layout.
 
 Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles, N query heads,
 K kv heads, H head dim.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas import reference
-from kernels_pallas.kv_cache import KVCache, KVCacheDtype
+from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
+from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = [
-    "AttentionBatch",
     "new_kv_cache",
     "ragged_paged_attention",
     "write_kv",
 ]
 
 
-class AttentionBatch(NamedTuple):
-    """Where the packed tokens of a step belong. A pytree of device arrays.
+class _Implementation(Protocol):
+    """What a kernel's module offers; the functions below say what each does."""
 
-    Attributes:
-        slot_mapping: slot (block * block_size + offset) of each token; padding goes to block 0.
-        query_start_loc: sequence s owns tokens [query_start_loc[s], query_start_loc[s + 1]).
-        seq_lens: tokens in cache after this step; 0 for padding rows.
-        block_tables: block ids of each sequence; entries past its length may hold anything.
-        num_decodes: leading sequences with exactly one query token; sequence s < num_decodes
-            therefore owns token s.
-        prefill_tiles: work_plan.plan_prefill_tiles of the rest.
-        num_prefill_tiles: rows of `prefill_tiles` in use.
-    """
+    def new_kv_cache(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: KVCacheDtype,
+    ) -> KVCache: ...
 
-    slot_mapping: Int[Array, "T"]
-    query_start_loc: Int[Array, "S+1"]
-    seq_lens: Int[Array, "S"]
-    block_tables: Int[Array, "S M"]
-    num_decodes: Int[Array, ""]
-    prefill_tiles: Int[Array, "W 4"]
-    num_prefill_tiles: Int[Array, ""]
+    def write_kv(
+        self,
+        kv_cache: KVCache,
+        k_TKH: Float[Array, "T K H"],
+        v_TKH: Float[Array, "T K H"],
+        slot_mapping_T: Int[Array, "T"],
+        *,
+        first_block: Int[Array, ""],
+    ) -> KVCache: ...
+
+    def ragged_paged_attention(
+        self,
+        q_TNH: Float[Array, "T N H"],
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        *,
+        first_block: Int[Array, ""],
+        num_kv_heads: int,
+        scale: float,
+        decode_only: bool,
+    ) -> Float[Array, "T N H"]: ...
+
+
+_IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {"reference": reference}
 
 
 def new_kv_cache(
@@ -56,6 +74,7 @@ def new_kv_cache(
     num_kv_heads: int,
     head_dim: int,
     dtype: KVCacheDtype,
+    kernel: AttentionKernel = "reference",
 ) -> KVCache:
     """Return a cache of zeros for K and V of all layers; `jax.eval_shape` tells its size.
 
@@ -63,9 +82,9 @@ def new_kv_cache(
     donated cache.
 
     Raises:
-        ValueError: a block size or a dtype that there is not.
+        ValueError: a block size or a dtype that the kernel does not have.
     """
-    return reference.new_kv_cache(
+    return _IMPLEMENTATIONS[kernel].new_kv_cache(
         num_layers=num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -94,7 +113,9 @@ def write_kv(
     """
     if k_TKH.shape != v_TKH.shape:
         raise ValueError(f"k has shape {k_TKH.shape} but v has {v_TKH.shape}")
-    return reference.write_kv(kv_cache, k_TKH, v_TKH, slot_mapping_T, first_block=first_block)
+    return _IMPLEMENTATIONS[kv_cache.kernel].write_kv(
+        kv_cache, k_TKH, v_TKH, slot_mapping_T, first_block=first_block
+    )
 
 
 def ragged_paged_attention(
@@ -141,6 +162,7 @@ def ragged_paged_attention(
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             dtype=kv_cache.dtype,
+            kernel=kv_cache.kernel,
         )
     )
     if _arrays(kv_cache) != _arrays(expected):
@@ -154,14 +176,10 @@ def ragged_paged_attention(
         raise ValueError(
             f"query_start_loc has shape {batch.query_start_loc.shape}, expected ({num_seqs + 1},)"
         )
-    return reference.ragged_paged_attention(
+    return _IMPLEMENTATIONS[kv_cache.kernel].ragged_paged_attention(
         q_TNH,
         kv_cache,
-        batch.seq_lens,
-        batch.block_tables,
-        batch.num_decodes,
-        batch.prefill_tiles,
-        batch.num_prefill_tiles,
+        batch,
         first_block=first_block,
         num_kv_heads=num_kv_heads,
         scale=scale,

@@ -31,7 +31,7 @@ from kernels_pallas.kv_cache import (
     scale_dtype,
     storage_dtype,
 )
-from kernels_pallas.work_plan import QUERY_TILE
+from kernels_pallas.work_plan import QUERY_TILE, AttentionBatch
 
 __all__ = ["KV_TILE", "new_kv_cache", "ragged_paged_attention", "write_kv"]
 
@@ -75,6 +75,7 @@ def new_kv_cache(
         data=jnp.zeros((*tokens, padded_head_dim), storage_dtype(dtype)),
         scales=None if scales is None else jnp.zeros(tokens, scales),
         dtype=dtype,
+        kernel="reference",
     )
 
 
@@ -96,24 +97,20 @@ def write_kv(
     scales = kv_cache.scales
     if scales is not None:
         scales = scales.at[blocks_T, :, :, offsets_T].set(scales_T2K, mode="promise_in_bounds")
-    return KVCache(data, scales, kv_cache.dtype)
+    return KVCache(data, scales, kv_cache.dtype, kv_cache.kernel)
 
 
 def ragged_paged_attention(
     q_TNH: Float[Array, "T N H"],
     kv_cache: KVCache,
-    seq_lens: Int[Array, "S"],
-    block_tables: Int[Array, "S M"],
-    num_decodes: Int[Array, ""],
-    prefill_tiles: Int[Array, "W 4"],
-    num_prefill_tiles: Int[Array, ""],
+    batch: AttentionBatch,
     *,
     first_block: Int[Array, ""],
     num_kv_heads: int,
     scale: float,
     decode_only: bool,
 ) -> Float[Array, "T N H"]:
-    """Attend; the arguments are those of the contract, unpacked."""
+    """Attend; the arguments are those of the contract, checked."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     group_size = num_heads // num_kv_heads
     q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(product_dtype(kv_cache.dtype))
@@ -122,12 +119,15 @@ def ragged_paged_attention(
     q_TKGH = _pad_heads(q_TKGH)
     # Whole tiles only: pad the tables to a multiple of a tile's blocks.
     tile_blocks = KV_TILE // kv_cache.data.shape[3]
-    tables = jnp.pad(block_tables, ((0, 0), (0, -block_tables.shape[1] % tile_blocks)))
+    tables = batch.block_tables
+    tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % tile_blocks)))
     tables = tables + first_block
 
-    out_TKGH = _decode(q_TKGH, kv_cache, seq_lens, tables, num_decodes)
+    out_TKGH = _decode(q_TKGH, kv_cache, batch.seq_lens, tables, batch.num_decodes)
     if not decode_only:
-        out_TKGH = _prefill(q_TKGH, kv_cache, tables, prefill_tiles, num_prefill_tiles, out_TKGH)
+        out_TKGH = _prefill(
+            q_TKGH, kv_cache, tables, batch.prefill_tiles, batch.num_prefill_tiles, out_TKGH
+        )
     return out_TKGH[:, :, :group_size, :head_dim].reshape(num_tokens, num_heads, head_dim)
 
 

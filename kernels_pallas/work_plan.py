@@ -4,16 +4,48 @@ Sequences with one query token (decodes) come first in the packed batch, so that
 dense array; the others (prefill chunks) are cut into query tiles of a fixed size.
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-__all__ = ["PREFILL_TILE_FIELDS", "QUERY_TILE", "max_prefill_tiles", "plan_prefill_tiles"]
+__all__ = [
+    "PREFILL_TILE_FIELDS",
+    "QUERY_TILE",
+    "AttentionBatch",
+    "max_prefill_tiles",
+    "plan_prefill_tiles",
+]
 
 # Query tokens per prefill tile.
 QUERY_TILE = 64
 
 # Columns of a prefill tile: sequence, first packed token, its position, query tokens.
 PREFILL_TILE_FIELDS = 4
+
+
+class AttentionBatch(NamedTuple):
+    """Where the packed tokens of a step belong. A pytree of device arrays.
+
+    Attributes:
+        slot_mapping: slot (block * block_size + offset) of each token; padding goes to block 0.
+        query_start_loc: sequence s owns tokens [query_start_loc[s], query_start_loc[s + 1]).
+        seq_lens: tokens in cache after this step; 0 for padding rows.
+        block_tables: block ids of each sequence; entries past its length may hold anything.
+        num_decodes: leading sequences with exactly one query token; sequence s < num_decodes
+            therefore owns token s.
+        prefill_tiles: plan_prefill_tiles of the rest.
+        num_prefill_tiles: rows of `prefill_tiles` in use.
+    """
+
+    slot_mapping: Int[Array, "T"]
+    query_start_loc: Int[Array, "S+1"]
+    seq_lens: Int[Array, "S"]
+    block_tables: Int[Array, "S M"]
+    num_decodes: Int[Array, ""]
+    prefill_tiles: Int[Array, "W 4"]
+    num_prefill_tiles: Int[Array, ""]
 
 
 def max_prefill_tiles(num_tokens: int, num_seqs: int) -> int:

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from compile_cache import use_compile_cache
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.ragged_paged_attention import (
-    AttentionBatch,
     new_kv_cache,
     ragged_paged_attention,
     write_kv,
 )
-from kernels_pallas.work_plan import max_prefill_tiles, plan_prefill_tiles
+from kernels_pallas.work_plan import AttentionBatch, max_prefill_tiles, plan_prefill_tiles
 
 KV_CACHE_DTYPES = get_args(KVCacheDtype)
 
@@ -213,6 +212,7 @@ def poisoned(kv_cache: KVCache) -> KVCache:
         jnp.full_like(kv_cache.data, poison),
         None if kv_cache.scales is None else jnp.full_like(kv_cache.scales, jnp.nan),
         kv_cache.dtype,
+        kv_cache.kernel,
     )
 
 

@@ -23,8 +23,8 @@ from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
 from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
 from kernels_pallas.kv_cache import KVCache
-from kernels_pallas.ragged_paged_attention import AttentionBatch, new_kv_cache
-from kernels_pallas.work_plan import max_prefill_tiles, plan_prefill_tiles
+from kernels_pallas.ragged_paged_attention import new_kv_cache
+from kernels_pallas.work_plan import AttentionBatch, max_prefill_tiles, plan_prefill_tiles
 
 HF_CONFIG = {
     "model_type": "llama",

@@ -28,10 +28,10 @@ from jaxengine.models.layers import (
 )
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import (
-    AttentionBatch,
     ragged_paged_attention,
     write_kv,
 )
+from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = ["Decoder"]
 

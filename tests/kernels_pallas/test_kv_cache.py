@@ -96,7 +96,7 @@ def test_each_key_has_its_own_scale():
 
 
 def test_a_cache_without_scales_is_one_array():
-    cache = KVCache(jnp.zeros(3), None, "float32")
+    cache = KVCache(jnp.zeros(3), None, "float32", "reference")
     leaves, tree = jax.tree.flatten(cache)
     assert len(leaves) == 1
     assert tree.unflatten(leaves).dtype == "float32"

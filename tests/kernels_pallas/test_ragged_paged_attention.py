@@ -18,11 +18,11 @@ from attention_scene import (
 )
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import (
-    AttentionBatch,
     new_kv_cache,
     ragged_paged_attention,
     write_kv,
 )
+from kernels_pallas.work_plan import AttentionBatch
 
 # Against attention over what the cache remembers. Outputs are averages of values around 1. f32
 # products, which float16 takes too, round each of some hundred sums by 2^-24; those in bf16 round
@@ -269,9 +269,9 @@ def test_a_cache_that_is_not_what_its_dtype_says_is_refused():
     with pytest.raises(
         ValueError, match=r"the cache is int8\[4, 2, 2, 16, 64\], but .* and bfloat16"
     ):
-        call(kv_cache=KVCache(cache.data, None, "int8"))
+        call(kv_cache=KVCache(cache.data, None, "int8", "reference"))
     with pytest.raises(ValueError, match=r"fp8_e4m3 need uint8\[4, 2, 2, 16, 64\]"):
-        call(kv_cache=KVCache(cache.data, None, "fp8_e4m3"))
+        call(kv_cache=KVCache(cache.data, None, "fp8_e4m3", "reference"))
 
 
 def test_a_dtype_that_no_cache_has_is_refused():

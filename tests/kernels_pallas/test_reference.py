@@ -157,7 +157,9 @@ def test_keys_and_values_are_stored_bit_by_bit_and_nothing_else_changes(head_dim
     shape = two_layers(head_dim, dtype).data.shape
     assert shape == (10, 2, 3, 8, 64)
     before = rng.standard_normal(shape, np.float32).astype(jnp.dtype(dtype))
-    k, v, written = write_four_tokens(KVCache(jnp.asarray(before), None, dtype), head_dim)
+    k, v, written = write_four_tokens(
+        KVCache(jnp.asarray(before), None, dtype, "reference"), head_dim
+    )
     after = np.asarray(written.data)
     expected = before.copy()
     for token, (block, offset) in enumerate(PLACES):
@@ -171,7 +173,7 @@ def test_keys_and_values_are_stored_bit_by_bit_and_nothing_else_changes(head_dim
 def test_integers_are_stored_beside_their_scales_and_nothing_else_changes():
     before = two_layers(16, "int8")
     data, scales = np.full(before.data.shape, 99, np.int8), np.full(before.scales.shape, 99.0)
-    cache = KVCache(jnp.asarray(data), jnp.asarray(scales, jnp.bfloat16), "int8")
+    cache = KVCache(jnp.asarray(data), jnp.asarray(scales, jnp.bfloat16), "int8", "reference")
     k, v, written = write_four_tokens(cache, 16)
     for token, (block, offset) in enumerate(PLACES):
         for which, x in enumerate((k[token], v[token])):
