@@ -6,7 +6,7 @@ request ends, those of ended requests too. Nobody joins meanwhile. The slots tha
 ended rows are scheduled, so the device spends their time, and counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxengine.config import EngineConfig
 from jaxengine.request import Request
@@ -38,19 +38,17 @@ class ClosedBatch:
         """Take note of a request that begins to wait."""
         self._last_arrival_s = arrival_time_s
 
-    def is_full(self, num_waiting: int) -> bool:
-        """Whether so many requests that wait need not wait for others."""
-        return num_waiting >= self._size
+    def opens_at_s(self, waiting: Iterable[Request]) -> float:
+        """Return when requests that wait, one at least, may start, given that nothing runs.
 
-    def opens_at_s(self, first_arrival_s: float) -> float:
-        """Return when requests that do not fill a batch may start, given that nothing runs.
-
-        Args:
-            first_arrival_s: when the first of them came.
+        As soon as they fill a batch they need not wait for others.
         """
+        arrivals_s = [request.arrival_time_s for request in waiting]
+        if len(arrivals_s) >= self._size:
+            return 0.0
         if self._is_static:
             return self._last_arrival_s + STATIC_PATIENCE_S
-        return first_arrival_s + self._window_s
+        return min(arrivals_s) + self._window_s
 
     def begin(self, members: Sequence[Request]) -> None:
         """Start a batch of these requests."""

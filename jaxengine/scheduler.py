@@ -12,19 +12,21 @@ tenants, the one that has had the least service comes first (see `tenants`).
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from jaxengine.batching import ClosedBatch
 from jaxengine.config import EngineConfig
 from jaxengine.expiry import ExpiryQueue
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import FinishReason, RequestOutput
+from jaxengine.paused import PausedRequests
 from jaxengine.preemption import goes_first, may_displace, pick_displaced, pick_victim
 from jaxengine.prompt_budget import PromptBudget
 from jaxengine.request import Request, RequestStatus
 from jaxengine.scheduler_output import SchedulerOutput
 from jaxengine.step_draft import StepDraft
 from jaxengine.step_time import StepTimeModel
-from jaxengine.tenants import Tenant, TenantLedger
+from jaxengine.tenants import TenantLedger
 from jaxengine.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler"]
@@ -54,9 +56,11 @@ class Scheduler:
         self._prompt_budget = PromptBudget(config, step_times)
         self._batch = None if config.batching == "continuous" else ClosedBatch(config)
         self._tenants = TenantLedger(config.tenant_weights)
+        self._fair_rows = partial(self._tenants.share, amount=config.max_num_seqs)
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Request] = {}  # in order of admission
         self._waiting = WaitingQueue()
+        self._paused = PausedRequests(kv)  # among those that wait
         self._expiry = ExpiryQueue()
         self._free_rows = list(range(config.max_num_seqs))
         # A head that found too few blocks, and how many were free and requests known then.
@@ -122,7 +126,7 @@ class Scheduler:
             return None
         if self._batch is None:
             return now_s
-        opens_at_s = self._opens_at_s(self._batch)
+        opens_at_s = self._batch.opens_at_s(self._waiting)
         expires_s = self._expiry.next_s()
         return opens_at_s if expires_s is None else min(opens_at_s, expires_s)
 
@@ -176,10 +180,7 @@ class Scheduler:
 
     def abort_all(self, now_s: float) -> list[RequestOutput]:
         """End every request early."""
-        return [
-            self._end(request, FinishReason.ABORT, now_s)
-            for request in list(self._requests.values())
-        ]
+        return [self._end(r, FinishReason.ABORT, now_s) for r in list(self._requests.values())]
 
     def fail(self, requests: Sequence[Request], message: str, now_s: float) -> list[RequestOutput]:
         """End the given requests by an error, and let all others start over.
@@ -196,20 +197,21 @@ class Scheduler:
             request.num_pending_tokens = 0
         for request in list(self._running.values()):
             self._preempt(request)
+        self._paused.clear()
         self._kv.reset_prefix_cache()
         return outputs
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, rows and blocks are all accounted for."""
         self._kv.check_integrity()
-        rows = [request.row for request in self._running.values()]
-        assert sorted([*rows, *self._free_rows], key=lambda row: -1 if row is None else row) == (
-            list(range(self._config.max_num_seqs))
-        ), "a row is lost or held twice"
+        rows = [*(request.row for request in self._running.values()), *self._free_rows]
+        assert len(rows) == self._config.max_num_seqs, "a row is lost or held twice"
+        assert set(rows) == set(range(len(rows))), "a row is lost or held twice"
         waiting = list(self._waiting)
         queued = {request.request_id for request in waiting} | set(self._running)
         assert queued == set(self._requests), "a request is in no queue"
         assert len(queued) == len(self._running) + len(waiting), "a request is queued twice"
+        assert all(bool(r.block_ids) == (r in self._paused) for r in waiting), "lost blocks"
         assert len(waiting) == self.num_waiting, "waiting requests are counted wrongly"
         assert sum(request.num_waiting_tokens for request in waiting) == self.num_waiting_tokens
         preempted = sum(request.status is RequestStatus.PREEMPTED for request in waiting)
@@ -305,17 +307,11 @@ class Scheduler:
     def _form_batch(self, draft: StepDraft, batch: ClosedBatch, now_s: float) -> None:
         """Let waiting requests start together, if it is time."""
         head = self._waiting.head()
-        if head is None or now_s < self._opens_at_s(batch):
+        if head is None or now_s < batch.opens_at_s(self._waiting):
             return
         while head is not None and not self._admit(draft, head, now_s):
             head = self._waiting.head()
         batch.begin(list(self._running.values()))
-
-    def _opens_at_s(self, batch: ClosedBatch) -> float:
-        """Return when the requests that wait, one at least, may start together."""
-        if batch.is_full(len(self._waiting)):
-            return 0.0
-        return batch.opens_at_s(min(request.arrival_time_s for request in self._waiting))
 
     def _admit(self, draft: StepDraft, request: Request, now_s: float) -> str:
         """Give the head of the queue a row, its cached prefix, and blocks, if all of it fits.
@@ -334,13 +330,18 @@ class Scheduler:
         if not (self._free_rows or self._may_displace(request)):
             return "seqs"
         num_tokens = request.num_tokens if self._batch is None else request.max_num_tokens
-        num_cached = self._kv.match_prefix(request)
-        lacking = self._lacking_blocks(request, num_tokens)
+        is_paused = request in self._paused
+        num_cached = request.num_computed_tokens if is_paused else self._kv.match_prefix(request)
+        spare = self._config.watermark_blocks if self._running else 0
+        wanted = self._kv.blocks_needed(request, num_tokens) + spare
+        self._paused.make_room(wanted, for_request=request)
+        lacking = wanted - self._kv.num_free_blocks
         if lacking > 0 or not self._free_rows:
             self._displace(draft, request, lacking)
-            lacking = self._lacking_blocks(request, num_tokens)
+            lacking = wanted - self._kv.num_free_blocks
         if lacking > 0 or not self._free_rows:
-            self._kv.free(request)
+            if not is_paused:
+                self._kv.free(request)
             if self._free_rows:
                 self._blocked = (request, self._kv.num_free_blocks, self.num_received)
             return "kv_cache" if self._free_rows else "seqs"
@@ -351,6 +352,7 @@ class Scheduler:
 
     def _start(self, request: Request, num_cached: int, now_s: float) -> None:
         self._waiting.pop(request)
+        self._paused.discard(request)
         self._blocked = None
         self.num_preempted -= request.status is RequestStatus.PREEMPTED
         if request.first_scheduled_time_s is None:
@@ -366,11 +368,6 @@ class Scheduler:
         request.account.num_running += 1
         self._running[request.request_id] = request
 
-    def _lacking_blocks(self, request: Request, num_tokens: int) -> int:
-        """Return how many blocks are missing to admit a request; 0 or less if it fits."""
-        spare = self._config.watermark_blocks if self._running else 0
-        return self._kv.blocks_needed(request, num_tokens) + spare - self._kv.num_free_blocks
-
     def _displace(self, draft: StepDraft, request: Request, lacking_blocks: int) -> None:
         """Preempt running requests for a waiting one that should go first, if that helps."""
         if not self._may_displace(request):
@@ -385,7 +382,7 @@ class Scheduler:
             kept=draft.prompts,
         ):
             draft.drop(victim)
-            self._preempt(victim)
+            self._preempt(victim, keeps_blocks=lacking_blocks <= 0)
 
     def _may_displace(self, request: Request) -> bool:
         """Whether some running request might have to make room for a waiting one."""
@@ -396,11 +393,9 @@ class Scheduler:
             and may_displace(request, self._running.values(), fair_rows=self._fair_rows)
         )
 
-    def _fair_rows(self, tenant: Tenant) -> float:
-        return self._tenants.share(tenant, self._config.max_num_seqs)
-
     def _make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
         """Reserve blocks for a running request, preempting others as long as needed."""
+        self._paused.make_room(self._kv.blocks_needed(request, num_tokens), for_request=request)
         while not self._kv.reserve(request, num_tokens):
             victim = pick_victim(self._running.values())
             draft.drop(victim)
@@ -409,11 +404,15 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, request: Request) -> None:
-        """Take a running request's blocks and row; it waits again, at its rank."""
+    def _preempt(self, request: Request, *, keeps_blocks: bool = False) -> None:
+        """Take a running request's row, and its blocks or not; it waits again, at its rank."""
         self._leave_running(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
+        if keeps_blocks:
+            self._paused.add(request)
+        else:
+            self._kv.free(request)
+            request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.num_preempted += 1
@@ -421,7 +420,6 @@ class Scheduler:
 
     def _leave_running(self, request: Request) -> None:
         del self._running[request.request_id]
-        self._kv.free(request)
         request.account.num_running -= 1
         assert request.row is not None, f"{request} runs without a row"
         self._free_rows.append(request.row)
@@ -440,6 +438,8 @@ class Scheduler:
         status = request.status
         if status is RequestStatus.RUNNING:
             self._leave_running(request)
+        self._kv.free(request)
+        self._paused.discard(request)
         self._tenants.leave(request.account)
         del self._requests[request.request_id]
         request.finish(reason)

@@ -20,29 +20,31 @@ def members(*lengths: int, cached: int = 0) -> list[Request]:
     return requests
 
 
+def arrived(*times_s):
+    params = SamplingParams(max_tokens=9)
+    return [Request("a", (1,), params, seed=0, arrival_time_s=time_s) for time_s in times_s]
+
+
 @pytest.mark.parametrize("batching", ["static", "dynamic"])
 def test_a_batch_is_full_when_all_rows_are_taken(batching):
     batch = closed_batch(batching)
-    assert [batch.is_full(num_waiting) for num_waiting in (1, 3, 4, 5)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    batch.note_arrival(10.0)
+    is_open = [batch.opens_at_s(arrived(*[10.0] * number)) <= 10.0 for number in (1, 3, 4, 5)]
+    assert is_open == [False, False, True, True]
 
 
 def test_a_dynamic_batch_waits_for_its_window_from_the_first_arrival():
     batch = closed_batch("dynamic")
     batch.note_arrival(12.0)
-    assert batch.opens_at_s(10.0) == 13.0
+    assert batch.opens_at_s(arrived(12.0, 10.0)) == 13.0
 
 
 def test_a_static_batch_waits_until_nobody_new_has_come_for_long():
     batch = closed_batch("static")
     batch.note_arrival(10.0)
-    assert batch.opens_at_s(10.0) == 10.0 + STATIC_PATIENCE_S
+    assert batch.opens_at_s(arrived(10.0)) == 10.0 + STATIC_PATIENCE_S
     batch.note_arrival(12.0)
-    assert batch.opens_at_s(10.0) == 12.0 + STATIC_PATIENCE_S
+    assert batch.opens_at_s(arrived(10.0, 12.0)) == 12.0 + STATIC_PATIENCE_S
 
 
 def test_prompts_are_padded_to_the_longest():
