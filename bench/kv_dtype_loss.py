@@ -21,7 +21,13 @@ from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
-from kernels_pallas.work_plan import AttentionBatch, max_prefill_tiles, plan_prefill_tiles
+from kernels_pallas.work_plan import (
+    AttentionBatch,
+    max_decode_splits,
+    max_prefill_tiles,
+    plan_decode_splits,
+    plan_prefill_tiles,
+)
 
 __all__ = ["BLOCK_SIZE", "CHUNK", "GoldenCase", "count_kept", "measure_losses", "time_steps"]
 
@@ -69,6 +75,8 @@ class PagedDecoder:
             num_decodes=0,
             prefill_tiles=tiles,
             num_prefill_tiles=num_tiles,
+            decode_splits=np.zeros((max_decode_splits(1), 3), np.int32),
+            split_starts=np.zeros(2, np.int32),
         )
         logits: jax.Array
         logits, self._cache = _run(
@@ -157,14 +165,20 @@ def time_steps(
     num_blocks = num_seqs * blocks_per_seq + 1
     tables = np.arange(1, num_blocks, dtype=np.int32).reshape(num_seqs, blocks_per_seq)
     position = context - 1
+    lens = np.full(num_seqs, context, np.int32)
+    splits = np.zeros((max_decode_splits(num_seqs), 3), np.int32)
+    split_starts = np.zeros(num_seqs + 1, np.int32)
+    plan_decode_splits(lens, num_seqs, splits, split_starts)
     batch = _batch(
         slot_mapping=tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE,
         query_start_loc=np.arange(num_seqs + 1, dtype=np.int32),
-        seq_lens=np.full(num_seqs, context, np.int32),
+        seq_lens=lens,
         block_tables=tables,
         num_decodes=num_seqs,
         prefill_tiles=np.zeros((max_prefill_tiles(num_seqs, num_seqs), 4), np.int32),
         num_prefill_tiles=0,
+        decode_splits=splits,
+        split_starts=split_starts,
     )
     ids = np.arange(num_seqs, dtype=np.int32)
     positions = np.full(num_seqs, position, np.int32)

@@ -22,9 +22,12 @@ from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from kernels_pallas.work_plan import (
+    DECODE_SPLIT_FIELDS,
     PREFILL_TILE_FIELDS,
     AttentionBatch,
+    max_decode_splits,
     max_prefill_tiles,
+    plan_decode_splits,
     plan_prefill_tiles,
 )
 
@@ -99,6 +102,8 @@ class BatchLayout:
             "rows": (seqs,),
             "sample_indices": (seqs,),
             "prefill_tiles": (max_prefill_tiles(tokens, seqs), PREFILL_TILE_FIELDS),
+            "decode_splits": (max_decode_splits(seqs), DECODE_SPLIT_FIELDS),
+            "split_starts": (seqs + 1,),
             "num_decodes": (),
             "num_prefill_tiles": (),
             "temperature": (seqs,),
@@ -230,6 +235,9 @@ class BatchBuilder:
             views["seq_lens"][: len(order)],
             num_decodes,
             views["prefill_tiles"],
+        )
+        plan_decode_splits(
+            views["seq_lens"], num_decodes, views["decode_splits"], views["split_starts"]
         )
         sequences = [0] * len(order)
         for seq, index in enumerate(order):

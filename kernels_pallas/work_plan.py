@@ -2,6 +2,10 @@
 
 Sequences with one query token (decodes) come first in the packed batch, so that they are a
 dense array; the others (prefill chunks) are cut into query tiles of a fixed size.
+
+A GPU also cuts the context of a decode into splits, so that a few long sequences keep all of it
+busy. How many depends on the length alone: a sum over context has the same order whoever shares
+the step.
 """
 
 from typing import NamedTuple
@@ -11,10 +15,13 @@ from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
 __all__ = [
+    "DECODE_SPLIT_FIELDS",
     "PREFILL_TILE_FIELDS",
     "QUERY_TILE",
     "AttentionBatch",
+    "max_decode_splits",
     "max_prefill_tiles",
+    "plan_decode_splits",
     "plan_prefill_tiles",
 ]
 
@@ -23,6 +30,19 @@ QUERY_TILE = 64
 
 # Columns of a prefill tile: sequence, first packed token, its position, query tokens.
 PREFILL_TILE_FIELDS = 4
+
+# Context tokens of a decode's split: enough that its partial sums are about a hundredth of what it
+# reads, with four query heads to a kv head.
+SPLIT_TOKENS = 512
+
+# The most splits of one sequence; with more context they are longer.
+MAX_SPLITS = 32
+
+# Splits begin at multiples of this, so that no implementation's tile crosses one.
+SPLIT_MULTIPLE = 128
+
+# Columns of a decode split: sequence, first position, position after the last.
+DECODE_SPLIT_FIELDS = 3
 
 
 class AttentionBatch(NamedTuple):
@@ -37,6 +57,9 @@ class AttentionBatch(NamedTuple):
             therefore owns token s.
         prefill_tiles: plan_prefill_tiles of the rest.
         num_prefill_tiles: rows of `prefill_tiles` in use.
+        decode_splits: plan_decode_splits of the decodes.
+        split_starts: sequence s owns rows [split_starts[s], split_starts[s + 1]) of
+            `decode_splits`; what is no decode owns none.
     """
 
     slot_mapping: Int[Array, "T"]
@@ -46,6 +69,8 @@ class AttentionBatch(NamedTuple):
     num_decodes: Int[Array, ""]
     prefill_tiles: Int[Array, "W 4"]
     num_prefill_tiles: Int[Array, ""]
+    decode_splits: Int[Array, "X 3"]
+    split_starts: Int[Array, "S+1"]
 
 
 def max_prefill_tiles(num_tokens: int, num_seqs: int) -> int:
@@ -86,3 +111,38 @@ def plan_prefill_tiles(
     out[:num_tiles, 2] = first_positions[seq] + offset
     out[:num_tiles, 3] = np.minimum(query_lens[seq] - offset, QUERY_TILE)
     return num_tiles
+
+
+def max_decode_splits(num_seqs: int) -> int:
+    """Return the most splits that S sequences can need."""
+    return num_seqs * MAX_SPLITS
+
+
+def plan_decode_splits(
+    seq_lens: NDArray[np.int32],
+    num_decodes: int,
+    out: NDArray[np.int32],
+    starts: NDArray[np.int32],
+) -> None:
+    """Cut the contexts of sequences 0..num_decodes-1 into splits of equal size.
+
+    Args:
+        seq_lens: i32[S], tokens in cache after this step.
+        num_decodes: leading sequences that have exactly one query token.
+        out: i32[X, 3], filled from the top; see `AttentionBatch.decode_splits`.
+        starts: i32[S + 1 or more], filled whole; see `AttentionBatch.split_starts`.
+    """
+    lens = seq_lens[:num_decodes]
+    needed = np.minimum(-(-lens // SPLIT_TOKENS), MAX_SPLITS)
+    sizes = -(-lens // np.maximum(needed * SPLIT_MULTIPLE, 1)) * SPLIT_MULTIPLE
+    # Rounded up, they may cover the context in fewer.
+    counts = -(-lens // np.maximum(sizes, 1))
+    starts[0] = 0
+    np.cumsum(counts, dtype=np.int32, out=starts[1 : num_decodes + 1])
+    starts[num_decodes + 1 :] = starts[num_decodes]
+    num_splits = int(starts[num_decodes])
+    seq = np.repeat(np.arange(num_decodes), counts)
+    first = (np.arange(num_splits) - starts[seq]) * sizes[seq]
+    out[:num_splits, 0] = seq
+    out[:num_splits, 1] = first
+    out[:num_splits, 2] = np.minimum(first + sizes[seq], lens[seq])

@@ -17,7 +17,13 @@ from kernels_pallas.ragged_paged_attention import (
     ragged_paged_attention,
     write_kv,
 )
-from kernels_pallas.work_plan import AttentionBatch, max_prefill_tiles, plan_prefill_tiles
+from kernels_pallas.work_plan import (
+    AttentionBatch,
+    max_decode_splits,
+    max_prefill_tiles,
+    plan_decode_splits,
+    plan_prefill_tiles,
+)
 
 KV_CACHE_DTYPES = get_args(KVCacheDtype)
 
@@ -194,6 +200,9 @@ class Cache:
         num_tiles = plan_prefill_tiles(
             query_start_loc[: len(lens) + 1], seq_lens[: len(lens)], num_decodes, tiles
         )
+        splits = np.zeros((max_decode_splits(S), 3), np.int32)
+        split_starts = np.zeros(S + 1, np.int32)
+        plan_decode_splits(seq_lens, num_decodes, splits, split_starts)
         return q, AttentionBatch(
             slot_mapping=slots,
             query_start_loc=query_start_loc,
@@ -202,6 +211,8 @@ class Cache:
             num_decodes=np.int32(num_decodes),
             prefill_tiles=tiles,
             num_prefill_tiles=np.int32(num_tiles),
+            decode_splits=splits,
+            split_starts=split_starts,
         )
 
 

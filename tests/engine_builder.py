@@ -24,7 +24,13 @@ from jaxengine.stats import EngineStats
 from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import new_kv_cache
-from kernels_pallas.work_plan import AttentionBatch, max_prefill_tiles, plan_prefill_tiles
+from kernels_pallas.work_plan import (
+    AttentionBatch,
+    max_decode_splits,
+    max_prefill_tiles,
+    plan_decode_splits,
+    plan_prefill_tiles,
+)
 
 HF_CONFIG = {
     "model_type": "llama",
@@ -208,6 +214,9 @@ class Computed:
         tiles = np.zeros((max_prefill_tiles(num_tokens, num_seqs), 4), np.int32)
         num_decodes = int(count == 1)
         num_tiles = plan_prefill_tiles(starts[:2], seq_lens[:1], num_decodes, tiles)
+        splits = np.zeros((max_decode_splits(num_seqs), 3), np.int32)
+        split_starts = np.zeros(num_seqs + 1, np.int32)
+        plan_decode_splits(seq_lens, num_decodes, splits, split_starts)
         batch = AttentionBatch(
             slot_mapping=slots.astype(np.int32),
             query_start_loc=starts,
@@ -216,6 +225,8 @@ class Computed:
             num_decodes=np.int32(num_decodes),
             prefill_tiles=tiles,
             num_prefill_tiles=np.int32(num_tiles),
+            decode_splits=splits,
+            split_starts=split_starts,
         )
         ids = np.zeros(num_tokens, np.int32)
         ids[:count] = token_ids

@@ -68,6 +68,8 @@ def test_a_mixed_step_is_packed_decodes_first():
     assert views["num_decodes"] == 2
     assert views["num_prefill_tiles"] == 1
     assert views["prefill_tiles"][0].tolist() == [2, 2, 3, 5]
+    assert views["decode_splits"][:3].tolist() == [[0, 0, 5], [1, 0, 10], [0, 0, 0]]
+    assert views["split_starts"].tolist() == [0, 1, 2, 2, 2]
     # The chunk does not reach its last token: its row must keep what it remembers.
     assert views["rows"].tolist() == [2, 1, SPARE_ROW, SPARE_ROW]
     assert views["sample_indices"].tolist() == [0, 1, 6, 0]
@@ -122,7 +124,7 @@ def test_nothing_but_zeros_and_spare_rows_is_padding():
             assert values.tolist() == [0, SPARE_ROW, SPARE_ROW, SPARE_ROW]
         elif name == "suppressed_ids":
             assert (values == -1).all()
-        elif values.ndim and name not in ("query_start_loc", "prefill_tiles"):
+        elif values.ndim and name not in ("query_start_loc", "prefill_tiles", "split_starts"):
             assert not values[1:].any(), name
 
 
