@@ -2,11 +2,13 @@
 
 from aiohttp import web
 
-from gateway import operations, pages, steps
-from gateway.app_keys import CONFIG, ENGINE, GENERATOR, METRICS, VERSION
+from gateway import authentication, openapi, operations, pages, steps
+from gateway.app_keys import CONFIG, ENGINE, GENERATOR, KEY_RING, METRICS, VERSION
+from gateway.authentication import authenticate
 from gateway.config import GatewayConfig
 from gateway.connections import STREAM_CONNECTIONS, close_all
 from gateway.generation import TextGenerator
+from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
 from gateway.middleware import (
     add_common_headers,
@@ -23,27 +25,37 @@ from gateway.websocket import stream_handler
 __all__ = ["build_app"]
 
 
-def build_app(config: GatewayConfig, generator: TextGenerator, metrics: Metrics) -> web.Application:
+def build_app(
+    config: GatewayConfig, generator: TextGenerator, metrics: Metrics, keys: KeyRing
+) -> web.Application:
     """Return the application; `gateway.server.Server` runs it.
 
     The metrics are those that the generator observes into; the engine's are added here.
     """
     app = web.Application(
-        middlewares=[assign_request_id, errors_as_json, host_and_origin_guard(config)],
+        middlewares=[
+            assign_request_id,
+            errors_as_json,
+            host_and_origin_guard(config),
+            authenticate,
+        ],
         client_max_size=config.max_body_bytes,
     )
     app[CONFIG] = config
     app[ENGINE] = generator.engine
     app[GENERATOR] = generator
+    app[KEY_RING] = keys
     app[METRICS] = metrics
     app[VERSION] = operations.server_version()
     metrics.watch_engine(generator.engine.stats)
     app[STREAM_CONNECTIONS] = set()
     operations.add_routes(app)
+    authentication.add_routes(app)
     pages.add_routes(app)
     steps.add_routes(app)
     models.add_routes(app)
     tokenize.add_routes(app)
+    openapi.add_routes(app)
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_get("/v1/stream", stream_handler)

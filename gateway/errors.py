@@ -3,6 +3,7 @@
 ```
 GatewayError              status  type
 ├─ InvalidRequest         400     invalid_request_error
+├─ Unauthorized           401     authentication_error, code "invalid_api_key"
 ├─ Forbidden              403     permission_error
 ├─ NotFound               404     not_found_error
 │  └─ ModelNotFound       404     not_found_error, code "model_not_found"
@@ -42,6 +43,7 @@ __all__ = [
     "Overloaded",
     "PayloadTooLarge",
     "RequestTimeout",
+    "Unauthorized",
     "Unavailable",
     "UnsupportedMediaType",
     "WireError",
@@ -117,11 +119,21 @@ class InvalidRequest(GatewayError):
         super().__init__(message, status=400, type="invalid_request_error", param=param, code=code)
 
 
-class Forbidden(GatewayError):
-    """The page or host that the request comes through is not allowed."""
+class Unauthorized(GatewayError):
+    """No API key, or none that we know."""
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
-        super().__init__(message, status=403, type="permission_error", code=code)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=401, type="authentication_error", code="invalid_api_key")
+
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(GatewayError):
+    """Whoever asks, or the page or host that the request comes through, may not."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, status=403, type="permission_error", param=param, code=code)
 
 
 class NotFound(GatewayError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.accounts import Account
 from gateway.config import GatewayConfig
 from gateway.detokenizer import Detokenizer, StopStrings
 from gateway.errors import (
@@ -53,6 +54,7 @@ class GenerationRequest:
 
     Attributes:
         prompt: text, token ids, or chat messages.
+        account: who pays; None for nobody.
         max_tokens: None means as many as the context leaves room for.
         stop: stop strings; the text before the first one that appears is the answer.
         cache_salt, tenant, priority, queue_timeout_s, deadline_s: as in TokenRequest.
@@ -73,6 +75,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     cache_salt: str | None = None
     tenant: str = ""
+    account: Account | None = None
     priority: int = 0
     queue_timeout_s: float | None = None
     deadline_s: float | None = None
@@ -108,7 +111,8 @@ class TextGenerator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
         self._config = config
         self.metrics = metrics
         self._clock = clock
@@ -122,16 +126,20 @@ class TextGenerator:
     def close(self) -> None:
         self._encoder.close()
 
-    def check_capacity(self, num_requests: int, *, tenant: str) -> None:
+    def check_capacity(self, num_requests: int, *, like: GenerationRequest) -> None:
         """Refuse before any work on so many requests that are to be started together.
+
+        Args:
+            num_requests: how many.
+            like: one of them; all have its tenant and account.
 
         Raises:
             gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503).
         """
         try:
-            self._check_capacity(num_requests, tenant)
+            self._check_capacity(num_requests, like)
         except GatewayError as exc:
-            self._count_rejection(exc)
+            self._count_rejection(exc, like.account)
             raise
 
     async def prepare(self, request: GenerationRequest) -> PreparedGeneration:
@@ -146,7 +154,7 @@ class TextGenerator:
         try:
             return await self._prepare(request)
         except GatewayError as exc:
-            self._count_rejection(exc)
+            self._count_rejection(exc, request.account)
             raise
 
     def start(self, prepared: PreparedGeneration) -> TextStream:
@@ -157,16 +165,26 @@ class TextGenerator:
     def start_all(self, prepared: Sequence[PreparedGeneration]) -> list[TextStream]:
         """Submit all of these requests to the engine at once, or none.
 
+        All have one tenant and one account.
+
         Raises:
             gateway.errors.GatewayError: Overloaded (429, retry_after_s), Unavailable (503),
                 InvalidRequest.
         """
+        account = prepared[0].request.account
+        num_prompt_tokens = sum(len(p.prompt_token_ids) for p in prepared)
         try:
-            all_outputs = self.engine.submit([_token_request(p) for p in prepared])
-        except EngineError as exc:
-            error = from_engine_error(exc)
-            self._count_rejection(error)
-            raise error from exc
+            if account is not None:
+                account.begin(len(prepared), prompt_tokens=num_prompt_tokens)
+            try:
+                all_outputs = self.engine.submit([_token_request(p) for p in prepared])
+            except EngineError as exc:
+                if account is not None:
+                    account.take_back(len(prepared), prompt_tokens=num_prompt_tokens)
+                raise from_engine_error(exc) from exc
+        except GatewayError as exc:
+            self._count_rejection(exc, account)
+            raise
         return [
             self._text_stream(p, outputs) for p, outputs in zip(prepared, all_outputs, strict=True)
         ]
@@ -198,10 +216,11 @@ class TextGenerator:
         return TextStream(
             outputs,
             num_prompt_tokens=len(prepared.prompt_token_ids),
-            detokenizer=Detokenizer(self._tokenizer.token_bytes),
+            detokenizer=Detokenizer(self.tokenizer.token_bytes),
             stops=StopStrings(request.stop, include=request.include_stop_str_in_output),
             eos_token_ids=self.engine.limits.eos_token_ids,
             metrics=self.metrics,
+            account=request.account,
             clock=self._clock,
         )
 
@@ -233,10 +252,10 @@ class TextGenerator:
         Raises:
             gateway.errors.GatewayError: as `prepare`.
         """
-        return await self._encoder.run(self._tokenizer.decode, token_ids, skip_special=False)
+        return await self._encoder.run(self.tokenizer.decode, token_ids, skip_special=False)
 
     async def _prepare(self, request: GenerationRequest) -> PreparedGeneration:
-        self._check_capacity(1, request.tenant)
+        self._check_capacity(1, request)
         limits = self.engine.limits
         self._check_strings(request)
         _check_scheduling(request)
@@ -258,10 +277,12 @@ class TextGenerator:
             )
         return PreparedGeneration(request=request, prompt_token_ids=ids, params=params)
 
-    def _check_capacity(self, num_requests: int, tenant: str) -> None:
+    def _check_capacity(self, num_requests: int, like: GenerationRequest) -> None:
         if not self.engine.is_ready:
             raise Unavailable("the engine accepts no requests now", code="not_ready")
-        _engine_checked(lambda: self.engine.check_capacity(num_requests, tenant=tenant))
+        if like.account is not None:
+            like.account.check(num_requests)
+        _engine_checked(lambda: self.engine.check_capacity(num_requests, tenant=like.tenant))
 
     def _sampling_params(self, request: GenerationRequest) -> SamplingParams:
         limits = self.engine.limits
@@ -302,8 +323,10 @@ class TextGenerator:
                 param="cache_salt",
             )
 
-    def _count_rejection(self, error: GatewayError) -> None:
+    def _count_rejection(self, error: GatewayError, account: Account | None) -> None:
         self.metrics.count_rejection(error.code or error.type)
+        if account is not None:
+            account.count_refusal()
 
 
 def _check_scheduling(request: GenerationRequest) -> None:

@@ -16,9 +16,9 @@ import orjson
 from aiohttp import WSMsgType
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.callers import Caller
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.generation import ChatMessage, GenerationRequest, Timing, Usage
-from gateway.tenants import tenant_of
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -27,6 +27,7 @@ __all__ = [
     "Cancel",
     "ClientMessage",
     "Codec",
+    "Credit",
     "Delta",
     "Done",
     "Error",
@@ -39,9 +40,12 @@ __all__ = [
     "Message",
     "Ping",
     "Pong",
+    "Resume",
+    "Resumed",
     "ServerMessage",
     "Start",
     "StartRequest",
+    "StreamOptions",
     "generation_request",
 ]
 
@@ -49,6 +53,7 @@ PROTOCOL_VERSION = 1
 
 StreamId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:\-]+\Z")]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+NumCredits = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 # ---- client to server --------------------------------------------------------------------------
@@ -85,12 +90,36 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     deadline: float | None = None
 
 
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a stream is to be sent; without `credits` it is sent as fast as it can be."""
+
+    credits: NumCredits | None = None
+    resumable: bool | None = None
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
     """Begin a generation named `id`."""
 
     id: StreamId
     request: StartRequest
     return_token_ids: bool | None = None
+    stream: StreamOptions | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="resume"):
+    """Go on, as `id`, with a stream from another connection; `after` is its last seq there."""
+
+    id: StreamId
+    token: Annotated[str, Meta(min_length=1, max_length=128)]
+    after: Annotated[int, Meta(ge=-1, lt=2**53)] | None = None
+    credits: NumCredits | None = None
+
+
+class Credit(msgspec.Struct, frozen=True, kw_only=True, tag="credit"):
+    """Allow `n` more deltas of the stream `id`."""
+
+    id: StreamId
+    n: NumCredits
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -105,7 +134,7 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     t: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0, lt=2.0**63)]  # no NaN, no infinity
 
 
-ClientMessage = Start | Cancel | Ping
+ClientMessage = Start | Resume | Credit | Cancel | Ping
 
 
 # ---- server to client --------------------------------------------------------------------------
@@ -117,6 +146,7 @@ class HelloLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_streams: int
     max_message_bytes: int
+    resume_ttl_s: float
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -135,6 +165,14 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
     id: str
     request_id: str
     prompt_tokens: int
+    resume_token: str | UnsetType = UNSET
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed"):
+    """What comes next as `id` is the rest of a stream that began on another connection."""
+
+    id: str
+    request_id: str
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
@@ -198,7 +236,7 @@ class Goaway(msgspec.Struct, frozen=True, kw_only=True, tag="goaway"):
     retry_after_s: float
 
 
-ServerMessage = Hello | Accepted | Delta | Done | Error | Pong | Goaway
+ServerMessage = Hello | Accepted | Resumed | Delta | Done | Error | Pong | Goaway
 
 
 # ---- encodings ---------------------------------------------------------------------------------
@@ -215,7 +253,7 @@ class InvalidMessage(InvalidRequest):
     """An object that is not a message of the protocol.
 
     Attributes:
-        start_id: the id that the message would have started, if it is a `start` with a valid id.
+        start_id: the valid id of a `start` or `resume`: the stream that the message would open.
     """
 
     def __init__(
@@ -285,7 +323,13 @@ SUBPROTOCOLS: dict[str, Codec] = {
     )
 }
 
-_TYPES: dict[str, type[ClientMessage]] = {"start": Start, "cancel": Cancel, "ping": Ping}
+_TYPES: dict[str, type[ClientMessage]] = {
+    "start": Start,
+    "resume": Resume,
+    "credit": Credit,
+    "cancel": Cancel,
+    "ping": Ping,
+}
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 # msgspec ends its message with the path of the value at fault: "... - at `$.request.stop[0]`".
 _PATH = re.compile(r" - at `\$\.?(.*)`\Z", re.DOTALL)
@@ -306,7 +350,7 @@ def _convert(fields: dict[str, object]) -> ClientMessage:
         message,
         param=param,
         code="invalid_message",
-        start_id=_valid_id(fields.get("id")) if message_type is Start else None,
+        start_id=_valid_id(fields.get("id")) if message_type in (Start, Resume) else None,
     )
 
 
@@ -330,16 +374,17 @@ def _kind(value: object) -> str:
     return {list: "an array", str: "a string", type(None): "null"}.get(type(value), "a number")
 
 
-def generation_request(request: StartRequest, *, tenant: str) -> GenerationRequest:
+def generation_request(request: StartRequest, *, caller: Caller) -> GenerationRequest:
     """Turn the wire's request into the gateway's; what is absent keeps the gateway's default.
 
     Args:
         request: as it came.
-        tenant: who is asking, unless the request names another.
+        caller: who is asking.
 
     Raises:
         InvalidMessage: not exactly one of `prompt` and `messages` is given, or no message.
         InvalidRequest: the tenant cannot be one.
+        Forbidden: it is not the caller's.
     """
     if (request.prompt is None) == (request.messages is None):
         raise InvalidMessage(
@@ -374,7 +419,8 @@ def generation_request(request: StartRequest, *, tenant: str) -> GenerationReque
         ),
         ignore_eos=_either(request.ignore_eos, default.ignore_eos),
         cache_salt=request.cache_salt,
-        tenant=tenant_of(request.tenant, default=tenant),
+        tenant=caller.tenant_of(request.tenant),
+        account=caller.account,
         priority=_either(request.priority, default.priority),
         queue_timeout_s=request.queue_timeout,
         deadline_s=request.deadline,

@@ -13,6 +13,7 @@ from gateway.app import build_app
 from gateway.config import GatewayConfig
 from gateway.errors import Unavailable, sanitize
 from gateway.generation import TextGenerator
+from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
 
 __all__ = ["Server"]
@@ -29,13 +30,23 @@ class Server:
 
     Owns: the listening socket, the connections and the generator's threads. Never: starts the
     engine; but `stop` stops it, because only both together end in good order.
+
+    Args:
+        keys: who may come in; without, everybody.
     """
 
-    def __init__(self, config: GatewayConfig, generator: TextGenerator, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        generator: TextGenerator,
+        metrics: Metrics,
+        *,
+        keys: KeyRing | None = None,
+    ) -> None:
         self._config = config
         self._generator = generator
         self._runner = web.AppRunner(
-            build_app(config, generator, metrics),
+            build_app(config, generator, metrics, keys or KeyRing(None)),
             # A client that leaves cancels its handler at once, whatever the handler waits for.
             handler_cancellation=True,
             keepalive_timeout=config.keepalive_timeout_s,

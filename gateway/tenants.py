@@ -4,29 +4,22 @@ import hashlib
 
 from gateway.errors import InvalidRequest
 
-__all__ = ["MAX_TENANT_LENGTH", "is_tenant_name", "tenant_of", "tenant_of_key"]
+__all__ = ["MAX_TENANT_LENGTH", "check_tenant_name", "is_tenant_name", "tenant_of_key"]
 
 MAX_TENANT_LENGTH = 64
 DIGEST_LENGTH = 16
 
 
-def tenant_of(named: str | None, *, default: str) -> str:
-    """Return the tenant that a request names, or the default if it names none.
-
-    Args:
-        named: the field of the request.
-        default: what `tenant_of_key` says about the connection.
+def check_tenant_name(name: str) -> None:
+    """Refuse a request whose `tenant` field is no name.
 
     Raises:
-        InvalidRequest: the name is none.
+        InvalidRequest: it is none.
     """
-    if named is None:
-        return default
-    if not is_tenant_name(named):
+    if not is_tenant_name(name):
         raise InvalidRequest(
             f"tenant must have 1 to {MAX_TENANT_LENGTH} printable characters", param="tenant"
         )
-    return named
 
 
 def tenant_of_key(authorization: str | None) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from gateway.accounts import Account
 from gateway.detokenizer import Detokenizer, StopStrings
 from gateway.errors import sanitize
 from gateway.metrics import Metrics
@@ -70,6 +71,7 @@ class TextStream:
         stops: StopStrings,
         eos_token_ids: tuple[int, ...],
         metrics: Metrics,
+        account: Account | None,
         clock: Callable[[], float],
     ) -> None:
         self._outputs = outputs
@@ -78,6 +80,7 @@ class TextStream:
         self._stops = stops
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
+        self._account = account
         self._clock = clock
         self._times = TimeKeeper(clock())
         self._num_tokens = 0
@@ -113,7 +116,10 @@ class TextStream:
                 output = await anext(self._outputs)
             except StopAsyncIteration:  # after `cancel`
                 return self._last_delta("", "cancelled")
+            num_before = self._num_tokens
             delta = self._read(output)
+            if self._account is not None:
+                self._account.add_output(self._num_tokens - num_before)
             if delta is not None:
                 return delta
         raise StopAsyncIteration
@@ -214,6 +220,12 @@ class TextStream:
             timing=self._times.finish(self._clock(), timing),
             error=error,
         )
+        if self._account is not None:
+            self._account.end(
+                prompt_tokens=finish.usage.prompt_tokens,
+                cached_tokens=finish.usage.cached_tokens,
+                timing=finish.timing,
+            )
         self._metrics.observe_request(
             "abort" if reason == "cancelled" else reason,
             prompt_tokens=finish.usage.prompt_tokens,

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR
+from gateway.callers import Caller, caller_of
 from gateway.config import GatewayConfig
 from gateway.connections import RETRY_AFTER_S, check_room, serve_connection
 from gateway.errors import (
@@ -46,7 +47,6 @@ from gateway.messages import (
     generation_request,
 )
 from gateway.operations import server_version
-from gateway.tenants import tenant_of_key
 
 __all__ = ["StreamConnection", "stream_handler"]
 
@@ -79,14 +79,14 @@ class StreamConnection:
         generator: TextGenerator,
         config: GatewayConfig,
         *,
-        tenant: str,
+        caller: Caller,
     ) -> None:
         self._ws = ws
         self._transport = transport
         self._codec = codec
         self._generator = generator
         self._config = config
-        self._tenant = tenant
+        self._caller = caller
         self._outbox = Outbox()
         self._streams: dict[str, _Stream] = {}
         self._tasks = asyncio.TaskGroup()
@@ -232,7 +232,7 @@ class StreamConnection:
         request = stream.start.request
         if request.model is not None and request.model not in self._config.served_model_names:
             raise ModelNotFound(request.model)
-        prepared = await self._generator.prepare(generation_request(request, tenant=self._tenant))
+        prepared = await self._generator.prepare(generation_request(request, caller=self._caller))
         async with self._generator.start(prepared) as output:
             stream.output = output
             self._outbox.put_control(
@@ -388,7 +388,7 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
         codec,
         request.app[GENERATOR],
         config,
-        tenant=tenant_of_key(request.headers.get("Authorization")),
+        caller=caller_of(request),
     )
     await serve_connection(request.app, connection)
     return ws

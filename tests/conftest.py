@@ -13,6 +13,7 @@ import pytest
 from fakes import ByteChatTemplate, ByteTokenizer, FakeEngine, byte_tokenizer
 from gateway.config import GatewayConfig
 from gateway.generation import TextGenerator
+from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
 from gateway.server import Server
 
@@ -83,6 +84,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             *,
             tokenizer: ByteTokenizer | None = None,
             chat_template: object = ByteChatTemplate(),
+            keys: KeyRing | None = None,
             **settings: object,
         ) -> RunningGateway:
             engine = engine or FakeEngine()
@@ -99,7 +101,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
                 metrics=metrics,
                 clock=engine.clock,
             )
-            server = await stack.enter_async_context(Server(config, generator, metrics))
+            server = await stack.enter_async_context(Server(config, generator, metrics, keys=keys))
             session = await stack.enter_async_context(aiohttp.ClientSession(server.url))
             return RunningGateway(
                 engine=engine,

@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, GENERATOR
+from gateway.callers import caller_of
 from gateway.errors import InvalidRequest
 from gateway.generation import ChatMessage, TextFinish
 from gateway.json_body import convert, read_object
@@ -26,7 +27,6 @@ from gateway.openai.sampling import (
     with_choice_seeds,
 )
 from gateway.openai.unsupported import CHAT_FIELDS, refuse_unsupported
-from gateway.tenants import tenant_of_key
 
 __all__ = ["chat_completions", "chat_messages"]
 
@@ -48,7 +48,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         body,
         [messages],
         max_tokens=_max_tokens(body),
-        tenant=tenant_of_key(request.headers.get("Authorization")),
+        caller=caller_of(request),
     )
     try:
         [prepared] = await prepare_all(generator, requests, n=n)

@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, GENERATOR
+from gateway.callers import caller_of
 from gateway.errors import InvalidRequest
 from gateway.generation import TextFinish
 from gateway.json_body import convert, read_object
@@ -19,7 +20,6 @@ from gateway.openai.sampling import (
 )
 from gateway.openai.unsupported import COMPLETION_FIELDS, refuse_unsupported
 from gateway.prompts import Prompt
-from gateway.tenants import tenant_of_key
 
 __all__ = ["completions"]
 
@@ -38,7 +38,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         body,
         prompts,
         max_tokens=body.max_tokens,
-        tenant=tenant_of_key(request.headers.get("Authorization")),
+        caller=caller_of(request),
     )
     prepared = await prepare_all(generator, requests, n=n)
     return await send_answer(

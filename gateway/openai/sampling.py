@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from gateway.callers import Caller
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.generation import (
@@ -13,7 +14,6 @@ from gateway.generation import (
 )
 from gateway.openai.protocol import SamplingBody, WireFinish
 from gateway.prompts import Prompt
-from gateway.tenants import tenant_of
 
 __all__ = [
     "check_model",
@@ -62,7 +62,7 @@ def generation_requests(
     prompts: Sequence[Prompt],
     *,
     max_tokens: int | None,
-    tenant: str,
+    caller: Caller,
 ) -> list[GenerationRequest]:
     """Return one request per prompt; what is null takes its default.
 
@@ -70,10 +70,11 @@ def generation_requests(
         body: the fields.
         prompts: the prompts, taken from the body.
         max_tokens: the field of this endpoint.
-        tenant: who is asking, unless the body names another.
+        caller: who is asking.
 
     Raises:
         InvalidRequest: stream_options without a stream, or a tenant that cannot be one.
+        Forbidden: a tenant that is not the caller's.
     """
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
@@ -92,7 +93,8 @@ def generation_requests(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         cache_salt=body.cache_salt,
-        tenant=tenant_of(body.tenant, default=tenant),
+        tenant=caller.tenant_of(body.tenant),
+        account=caller.account,
         priority=body.priority or 0,
         queue_timeout_s=body.queue_timeout,
         deadline_s=body.deadline,
@@ -107,7 +109,7 @@ async def prepare_all(
 
     Nothing is tokenized if there is no room for n choices of each. All are of one tenant.
     """
-    generator.check_capacity(n * len(requests), tenant=requests[0].tenant)
+    generator.check_capacity(n * len(requests), like=requests[0])
     return [await generator.prepare(request) for request in requests]
 
 

@@ -141,9 +141,9 @@ async def test_a_full_queue_refuses_before_tokenizing(make_generator):
 
 async def test_room_can_be_asked_for_many_at_once(make_generator):
     generator = make_generator(FakeEngine(max_num_queued_requests=2))
-    generator.check_capacity(2, tenant="")
+    generator.check_capacity(2, like=GenerationRequest(prompt=""))
     with pytest.raises(Overloaded):
-        generator.check_capacity(3, tenant="")
+        generator.check_capacity(3, like=GenerationRequest(prompt=""))
     assert rejected(generator, "queued_requests") == 1
 
 
@@ -151,7 +151,7 @@ async def test_a_queue_may_be_full_for_one_tenant_only(make_generator):
     generator = make_generator()
     generator.engine.full_for = {"alice"}
     with pytest.raises(Overloaded):
-        generator.check_capacity(1, tenant="alice")
+        generator.check_capacity(1, like=GenerationRequest(prompt="", tenant="alice"))
     with pytest.raises(Overloaded):
         await generator.prepare(GenerationRequest(prompt="Hi!", tenant="alice"))
     await generator.prepare(GenerationRequest(prompt="Hi!", tenant="bob"))

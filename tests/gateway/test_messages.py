@@ -3,6 +3,8 @@ import orjson
 import pytest
 from msgspec import UNSET
 
+from gateway.accounts import Account
+from gateway.callers import Caller
 from gateway.errors import GatewayError, InvalidRequest, Overloaded
 from gateway.generation import ChatMessage, GenerationRequest
 from gateway.messages import (
@@ -99,13 +101,16 @@ def test_an_error_takes_its_fields_from_the_gateway_error():
     assert alone.retry_after_s is UNSET
 
 
+CALLER = Caller(account=Account("anonymous"))
+
+
 def gateway_request(request):
-    return generation_request(request, tenant="")
+    return generation_request(request, caller=CALLER)
 
 
 def test_absent_and_null_options_take_the_gateway_default():
     empty = gateway_request(StartRequest(prompt="x"))
-    assert empty == GenerationRequest(prompt="x")
+    assert empty == GenerationRequest(prompt="x", account=CALLER.account)
     null = StartRequest(prompt="x", temperature=None, top_k=None, stop=None, ignore_eos=None)
     assert gateway_request(null) == empty
 
@@ -141,9 +146,10 @@ def test_scheduling_fields_are_taken_over():
 
 
 def test_the_tenant_is_the_connections_unless_the_request_names_one():
-    assert generation_request(StartRequest(prompt="x"), tenant="key").tenant == "key"
+    caller = Caller(account=CALLER.account, tenant="digest")
+    assert generation_request(StartRequest(prompt="x"), caller=caller).tenant == "digest"
     named = StartRequest(prompt="x", tenant="alice")
-    assert generation_request(named, tenant="key").tenant == "alice"
+    assert generation_request(named, caller=caller).tenant == "alice"
 
 
 def test_a_tenant_without_a_name_is_refused():

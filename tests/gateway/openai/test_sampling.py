@@ -2,6 +2,8 @@ import dataclasses
 
 import pytest
 
+from gateway.accounts import Account
+from gateway.callers import Caller
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.generation import (
@@ -22,6 +24,8 @@ from gateway.openai.sampling import (
 )
 from jaxengine.sampling_params import SamplingParams
 
+CALLER = Caller(account=Account("anonymous"))
+KEY = Caller(account=CALLER.account, tenant="key")
 CONFIG = GatewayConfig(served_model_names=("a", "b"), max_n=4, max_choices=8)
 
 
@@ -46,13 +50,13 @@ def test_choices_beyond_the_limits_are_refused(n, num_prompts, param):
 
 
 def test_nulls_take_the_defaults_of_a_generation_request():
-    [request] = generation_requests(SamplingBody(), ["x"], max_tokens=None, tenant="")
-    assert request == GenerationRequest(prompt="x")
+    [request] = generation_requests(SamplingBody(), ["x"], max_tokens=None, caller=CALLER)
+    assert request == GenerationRequest(prompt="x", account=CALLER.account)
 
 
 def test_fields_are_taken_over():
     body = SamplingBody(temperature=0, top_k=-1, top_p=0.5, stop="x", seed=0, ignore_eos=True)
-    [request] = generation_requests(body, ["x"], max_tokens=3, tenant="")
+    [request] = generation_requests(body, ["x"], max_tokens=3, caller=CALLER)
     assert (request.temperature, request.top_k, request.top_p) == (0, 0, 0.5)
     assert (request.stop, request.seed, request.max_tokens) == (("x",), 0, 3)
     assert request.ignore_eos
@@ -61,19 +65,19 @@ def test_fields_are_taken_over():
 def test_stream_options_need_a_stream():
     with pytest.raises(InvalidRequest, match="stream"):
         generation_requests(
-            SamplingBody(stream_options=StreamOptions()), ["x"], max_tokens=1, tenant=""
+            SamplingBody(stream_options=StreamOptions()), ["x"], max_tokens=1, caller=CALLER
         )
 
 
 def test_scheduling_fields_are_taken_over():
     body = SamplingBody(priority=-3, queue_timeout=1.5, deadline=60.0, cache_salt="salt")
-    for request in generation_requests(body, ["x", "y"], max_tokens=1, tenant="key"):
+    for request in generation_requests(body, ["x", "y"], max_tokens=1, caller=KEY):
         assert (request.priority, request.queue_timeout_s, request.deadline_s) == (-3, 1.5, 60)
         assert (request.tenant, request.cache_salt) == ("key", "salt")
 
 
-def test_a_named_tenant_wins_over_the_key():
-    [request] = generation_requests(SamplingBody(tenant="a"), ["x"], max_tokens=1, tenant="key")
+def test_a_named_tenant_wins_over_the_digest_of_a_key_that_nobody_checked():
+    [request] = generation_requests(SamplingBody(tenant="a"), ["x"], max_tokens=1, caller=KEY)
     assert request.tenant == "a"
 
 

@@ -1,0 +1,67 @@
+"""Finds out who asks, before any handler runs, and keeps out who may not."""
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from gateway.app_keys import KEY_RING
+from gateway.callers import CALLER, Caller, caller_of
+from gateway.errors import Forbidden, InvalidRequest
+from gateway.key_ring import TICKET_LIFETIME_S, KeyRing
+
+__all__ = ["add_routes", "authenticate"]
+
+# What needs no key: probes, and pages, which hold nothing of anybody. All else does, also what is
+# not there, so that strangers cannot find out what is.
+PUBLIC_PATHS = frozenset({"/", "/dashboard", "/favicon.ico", "/health", "/ready"})
+PUBLIC_PREFIX = "/static/"
+
+# What concerns all: whoever sees it learns how much the others send, and when.
+ADMIN_PATHS = frozenset({"/metrics", "/v1/steps", "/v1/steps/stream", "/v1/steps/trace"})
+
+
+def add_routes(app: web.Application) -> None:
+    """Serve /v1/ws-ticket."""
+    app.router.add_post("/v1/ws-ticket", ticket)
+
+
+@web.middleware
+async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Say who asks, as `caller_of`, or refuse: 401 without a key, 403 where it does not suffice."""
+    path = request.path
+    if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX):
+        return await handler(request)
+    caller = _caller(request, request.app[KEY_RING])
+    if path in ADMIN_PATHS and not caller.is_admin:
+        raise Forbidden("this needs an admin's API key", code="admin_key_required")
+    request[CALLER] = caller
+    return await handler(request)
+
+
+def _caller(request: web.Request, keys: KeyRing) -> Caller:
+    """Return the caller by the ticket of a websocket handshake, or else by the key."""
+    tickets = request.query.getall("ticket", [])
+    if not tickets or keys.is_open:
+        return keys.caller(_authorization(request))
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        raise InvalidRequest("a ticket is for websockets only", param="ticket")
+    if len(tickets) > 1:
+        raise InvalidRequest("ticket comes twice", param="ticket")
+    return keys.redeem(tickets[0])
+
+
+def _authorization(request: web.Request) -> str | None:
+    headers = request.headers.getall("Authorization", [])
+    if len(headers) > 1:
+        raise InvalidRequest("Authorization comes twice", param="Authorization")
+    return headers[0] if headers else None
+
+
+async def ticket(request: web.Request) -> web.Response:
+    """Trade a key for a ticket."""
+    return web.json_response(
+        {
+            "ticket": request.app[KEY_RING].issue_ticket(caller_of(request)),
+            "expires_in_s": TICKET_LIFETIME_S,
+        },
+        headers={"Cache-Control": "no-store"},
+    )
