@@ -69,6 +69,9 @@ class ChatTemplate:
         tokens: texts of tokens that templates refer to, such as bos_token and eos_token.
         origin: what to call the template in an error.
 
+    Attributes:
+        source, tokens: as given.
+
     Raises:
         ModelError: the template is not valid jinja2.
     """
@@ -80,7 +83,8 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         origin: str = "the chat template",
     ) -> None:
-        self._tokens = dict(tokens or {})
+        self.source = source
+        self.tokens = dict(tokens or {})
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
@@ -181,7 +185,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 strftime_now=strftime_now,
-                **self._tokens,
+                **self.tokens,
             )
         except Exception as error:
             # A template is somebody else's program: whatever it raises is about these messages.

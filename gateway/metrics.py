@@ -61,6 +61,9 @@ VLLM_NAMES = {
     "iteration_tokens": "iteration_tokens_total",
 }
 
+# vLLM's labels of `cache_config_info`, by the gauges of ours that have the same numbers.
+CACHE_CONFIG_LABELS = {"kv_block_size": "block_size", "kv_blocks": "num_gpu_blocks"}
+
 
 class Metrics:
     """All metrics of one gateway and its engine, each labelled with `model_name`.
@@ -313,11 +316,25 @@ class _VllmNames(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
+        sizes: dict[str, Sample] = {}
         for source in self._sources:
             for family in source.collect():
                 ours = family.name.removeprefix(f"{METRICS_PREFIX}_")
                 if ours in VLLM_NAMES:
                     yield _renamed(family, f"vllm:{VLLM_NAMES[ours]}")
+                if ours in CACHE_CONFIG_LABELS:
+                    sizes[ours] = family.samples[0]
+        if sizes:
+            yield _cache_config_info(sizes)
+
+
+def _cache_config_info(sizes: dict[str, Sample]) -> Metric:
+    """Return the sizes of the KV cache as routers read them: in labels."""
+    labels = {CACHE_CONFIG_LABELS[ours]: f"{sample.value:.0f}" for ours, sample in sizes.items()}
+    [model_name] = {sample.labels["model_name"] for sample in sizes.values()}
+    info = Metric("vllm:cache_config_info", "Sizes of the KV cache.", "gauge")
+    info.add_sample(info.name, {**labels, "model_name": model_name, "engine": "0"}, 1.0)
+    return info
 
 
 def _renamed(family: Metric, name: str) -> Metric:

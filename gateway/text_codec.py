@@ -3,7 +3,7 @@
 `gateway.tokenizer` and `gateway.chat_template` implement these; so do small fakes in tests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,16 @@ class TextTokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+        ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer."""
+        ...
 
     @property
     def adds_bos(self) -> bool:
@@ -50,6 +60,16 @@ class TextTokenizer(Protocol):
 
 class ChatRenderer(Protocol):
     """Chat messages to a prompt."""
+
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        ...
+
+    @property
+    def tokens(self) -> Mapping[str, str]:
+        """Texts of the model's own tokens by their names: bos_token, eos_token and the like."""
+        ...
 
     def encode(
         self,

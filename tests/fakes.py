@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gateway.text_codec import ChatMessage
 from jaxengine.errors import (
@@ -98,6 +99,9 @@ class ByteChatTemplate:
     So one message of role r and content c costs 4 + len(r) + len(c) tokens in UTF-8 bytes
     (two specials, two line feeds), and the generation prompt costs 11.
     """
+
+    source = "{{ messages }}"
+    tokens: ClassVar = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
 
     def encode(
         self,

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the tokenizer of the model, as requests meet it."""
+"""The tokenizer of the model, as requests meet it: /tokenize, /detokenize, /tokenizer_info."""
 
 import msgspec
 from aiohttp import web
@@ -11,7 +11,14 @@ from gateway.openai.protocol import MessageBody
 from gateway.openai.sampling import check_model
 from gateway.prompts import Prompt
 
-__all__ = ["add_routes"]
+__all__ = [
+    "DetokenizeBody",
+    "DetokenizedBody",
+    "TokenizeBody",
+    "TokenizedBody",
+    "TokenizerInfoBody",
+    "add_routes",
+]
 
 # A prompt that is too long for the model can still be counted, within reason.
 MAX_CONTEXTS = 4
@@ -34,10 +41,38 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
+class TokenizedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a prompt, and how many the model's context holds."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizedBody(msgspec.Struct, frozen=True):
+    """The text of the tokens, special ones included."""
+
+    prompt: str
+
+
+class TokenizerInfoBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What tokenizer_config.json says, by the same names, as far as it is known."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    add_bos_token: bool
+    model_max_length: int
+    chat_template: str | None
+
+
 def add_routes(app: web.Application) -> None:
-    """Serve /tokenize and /detokenize."""
+    """Serve them."""
     app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/detokenize", detokenize)
+    app.router.add_get("/tokenizer_info", tokenizer_info)
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -70,6 +105,27 @@ async def detokenize(request: web.Request) -> web.Response:
         raise InvalidRequest(f"tokens must be from 0 to {limits.vocab_size - 1}", param="tokens")
     text = await request.app[GENERATOR].detokenize(tuple(body.tokens))
     return web.json_response({"prompt": text})
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """Tell remote tokenizers where a text begins and ends, and how a conversation is written."""
+    tokenizer, template = request.app[GENERATOR].tokenizer, request.app[GENERATOR].chat_template
+    bos = () if tokenizer.bos_id is None else (tokenizer.bos_id,)
+    tokens: dict[str, str | None] = {
+        "bos_token": tokenizer.decode(bos, skip_special=False) or None,
+        "eos_token": tokenizer.decode(tokenizer.eos_ids[:1], skip_special=False) or None,
+        **(template.tokens if template is not None else {}),
+    }
+    body = TokenizerInfoBody(
+        bos_token=tokens["bos_token"],
+        eos_token=tokens["eos_token"],
+        pad_token=tokens.get("pad_token"),
+        unk_token=tokens.get("unk_token"),
+        add_bos_token=tokenizer.adds_bos,
+        model_max_length=request.app[ENGINE].limits.max_model_len,
+        chat_template=template.source if template is not None else None,
+    )
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
 def _prompt(body: TokenizeBody) -> Prompt:

@@ -226,6 +226,13 @@ def test_vllm_names_carry_the_same_numbers_and_vllm_labels():
     assert value(metrics, "vllm:iteration_tokens_total_bucket", le="2.0") == 3
 
 
+def test_routers_find_the_sizes_of_the_kv_cache_in_the_labels_of_vllm():
+    metrics = Metrics("m", prefix="vllm")
+    metrics.watch_engine(lambda: EngineStats(num_blocks=120, block_size=16))
+    labels = {"num_gpu_blocks": "120", "block_size": "16", "engine": "0", "model_name": "m"}
+    assert value(metrics, "vllm:cache_config_info", **labels) == 1
+
+
 def test_two_gateways_in_one_process_do_not_mix():
     first, second = Metrics("a"), Metrics("b")
     first.count_rejection("overloaded")

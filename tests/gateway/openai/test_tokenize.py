@@ -58,3 +58,17 @@ async def test_what_makes_no_sense_is_refused_by_name(start_gateway, path, body,
     gateway = await start_gateway(FakeEngine(max_model_len=10))
     status, answer = await gateway.post(path, body)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_the_special_tokens_and_the_template_are_told(gateway):
+    status, body = await gateway.get("/tokenizer_info")
+    assert (status, body["bos_token"], body["eos_token"]) == (200, "<s>", "<|im_end|>")
+    assert (body["chat_template"], body["add_bos_token"]) == ("{{ messages }}", False)
+    assert body["model_max_length"] == 1024
+
+
+async def test_a_model_without_a_template_still_tells_where_a_text_ends(start_gateway):
+    gateway = await start_gateway(chat_template=None)
+    _, body = await gateway.get("/tokenizer_info")
+    assert (body["bos_token"], body["eos_token"]) == ("<s>", "<|im_end|>")
+    assert body["chat_template"] is None

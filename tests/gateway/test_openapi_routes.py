@@ -1,0 +1,35 @@
+from gateway.app import build_app
+from gateway.config import GatewayConfig
+from gateway.openapi_routes import ERRORS, OPERATIONS
+
+
+def test_the_table_is_exactly_the_routes_of_the_application(make_generator):
+    config = GatewayConfig()
+    generator = make_generator()
+    app = build_app(config, generator, generator.metrics)
+    served = {
+        (route.method.lower(), route.resource.canonical)
+        for route in app.router.routes()
+        if route.method != "HEAD"
+    }
+    assert {(o.method, o.path) for o in OPERATIONS} == served
+
+
+def test_no_operation_comes_twice():
+    assert len({(o.method, o.path) for o in OPERATIONS}) == len(OPERATIONS)
+
+
+def test_each_parameter_of_a_path_is_described():
+    for operation in OPERATIONS:
+        in_path = {p.name for p in operation.parameters if p.place == "path"}
+        assert in_path == {part[1:-1] for part in operation.path.split("/") if part[:1] == "{"}
+
+
+def test_an_error_is_not_also_an_answer():
+    health = next(o for o in OPERATIONS if o.path == "/health")
+    assert 503 in health.answers
+    assert health.all_errors == (401, 403, 500)
+
+
+def test_every_error_that_can_come_has_words():
+    assert {status for o in OPERATIONS for status in o.all_errors} == set(ERRORS)
