@@ -1,0 +1,71 @@
+"""Thoughts that a model writes before its answer, between ``<think>`` and ``</think>``.
+
+Some templates put the opening mark into the prompt, and then the answer begins inside.
+"""
+
+from collections.abc import Generator
+from typing import Literal
+
+from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, read_text
+
+__all__ = [
+    "REASONING_END",
+    "REASONING_START",
+    "ReasoningFormat",
+    "read_reasoning",
+    "reasoning_format",
+]
+
+REASONING_START = "<think>"
+REASONING_END = "</think>"
+
+ReasoningFormat = Literal["auto", "think", "none"]
+
+
+def reasoning_format(chosen: ReasoningFormat, template: str) -> Literal["think", "none"]:
+    """Return how a model marks its thoughts; "auto" looks for the marks in its chat template."""
+    if chosen == "auto":
+        return "think" if REASONING_END in template else "none"
+    return chosen
+
+
+def read_reasoning(
+    source: CharSource, sink: PartSink, *, is_inside: bool
+) -> Generator[None, str, None]:
+    """Read thoughts, if the answer begins with some; then the source stands at the answer.
+
+    White space around the thoughts is no part of them, nor of the answer.
+
+    Args:
+        source: the whole answer.
+        sink: gets the thoughts.
+        is_inside: the prompt has opened them already.
+
+    Raises:
+        EndOfText: the text ended first; all of it has been given away.
+    """
+    if not is_inside and not (yield from _opens(source, sink)):
+        return
+    try:
+        yield from source.skip_space()
+        yield from read_text(source, sink.reasoning, [REASONING_END])
+        yield from source.skip_space()
+    except EndOfText:
+        raise EndOfText from None  # white space at the end is no part of anything
+
+
+def _opens(source: CharSource, sink: PartSink) -> Generator[None, str, bool]:
+    """Take the opening mark; if something else comes first, take nothing."""
+    source.start_record()
+    try:
+        yield from source.skip_space()
+        for char in REASONING_START:
+            if (yield from source.peek()) != char:
+                source.unread(source.record)
+                return False
+            yield from source.take()
+    except EndOfText:
+        if source.record:
+            sink.reply(source.record)
+        raise
+    return True

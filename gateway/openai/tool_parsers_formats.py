@@ -1,0 +1,197 @@
+"""How families of models write calls of tools into their answers.
+
+```
+hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, again for each call
+llama3_json  {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>, more after ";"
+mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or newer,
+             [TOOL_CALLS]name[ARGS]{...}, again for each call
+```
+
+What looks like a call and is none stays text.
+"""
+
+import re
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Literal, get_args
+
+from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, read_text
+from gateway.openai.tool_parsers_json import (
+    NotACall,
+    read_call,
+    read_call_list,
+    read_value,
+)
+
+__all__ = [
+    "VISIBLE_TOKENS",
+    "ToolFormat",
+    "ToolParserName",
+    "read_answer",
+    "read_forced_call",
+    "read_forced_calls",
+    "tool_format",
+]
+
+ToolFormat = Literal["hermes", "llama3_json", "mistral"]
+ToolParserName = Literal["auto", "hermes", "llama3_json", "mistral"]
+
+# Special tokens that mark calls; an answer that may call tools shows them.
+VISIBLE_TOKENS: Mapping[ToolFormat, tuple[str, ...]] = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "llama3_json": ("<|python_tag|>",),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+}
+
+TOOL_CALL, END_OF_TOOL_CALL = VISIBLE_TOKENS["hermes"]
+[PYTHON_TAG] = VISIBLE_TOKENS["llama3_json"]
+TOOL_CALLS, ARGS, CALL_ID = VISIBLE_TOKENS["mistral"]
+
+# Writes calls as XML, between the marks of hermes.
+XML_FUNCTION = "<function="
+NAME = re.compile(r"[\w.-]{1,64}")
+MAX_HEAD = 256  # characters of a name with its call id
+
+type Reader[T] = Generator[None, str, T]
+
+
+def tool_format(chosen: ToolParserName, template: str) -> ToolFormat | None:
+    """Return how a model writes calls; "auto" looks for the marks in its chat template.
+
+    None if it writes them in a way that is not known here.
+    """
+    if chosen != "auto":
+        return chosen
+    if XML_FUNCTION in template:
+        return None
+    for name in get_args(ToolFormat):
+        if VISIBLE_TOKENS[name][0] in template:
+            found: ToolFormat = name
+            return found
+    return None
+
+
+def read_answer(
+    source: CharSource, sink: PartSink, *, style: ToolFormat, names: Collection[str]
+) -> Reader[None]:
+    """Read an answer that may call tools.
+
+    Args:
+        source: the answer.
+        sink: gets its parts.
+        style: how calls are written.
+        names: the tools; what is not marked as a call is one only if it names one of them.
+    """
+    if style == "llama3_json":
+        yield from _read_bare_calls(source, sink, names)
+    marker = VISIBLE_TOKENS[style][0]
+    while True:
+        _, space = yield from read_text(source, sink.reply, [marker])
+        if style == "hermes":
+            reading = _read_hermes_call(source, sink)
+        elif style == "llama3_json":
+            reading = _read_llama3_calls(source, sink, bool)
+        else:
+            reading = _read_mistral_calls(source, sink)
+        yield from _attempt(source, sink, reading, before=space + marker)
+
+
+def read_forced_call(source: CharSource, sink: PartSink, *, name: str) -> Reader[None]:
+    """Read an answer that is nothing but the arguments of one tool."""
+    sink.call(name)
+    yield from source.skip_space()
+    yield from read_value(source, sink.arguments)
+
+
+def read_forced_calls(source: CharSource, sink: PartSink) -> Reader[None]:
+    """Read an answer that is nothing but a list of calls."""
+    if not (yield from _attempt(source, sink, _read_list(source, sink), before="")):
+        yield from read_text(source, sink.reply, [])
+
+
+def _read_list(source: CharSource, sink: PartSink) -> Reader[None]:
+    yield from source.skip_space()
+    yield from read_call_list(source, sink)
+
+
+def _attempt(
+    source: CharSource, sink: PartSink, reading: Reader[None], *, before: str
+) -> Reader[bool]:
+    """Read calls; if there are none, `before` is text, and the rest is there to be read again."""
+    num_calls = sink.num_calls
+    source.start_record()
+    try:
+        yield from reading
+    except NotACall:
+        _give(sink, before)
+        source.unread(source.record)
+        return False
+    except EndOfText:
+        if sink.num_calls == num_calls:
+            _give(sink, before + source.record)
+        raise
+    return True
+
+
+def _give(sink: PartSink, text: str) -> None:
+    if text:
+        sink.reply(text)
+
+
+def _read_hermes_call(source: CharSource, sink: PartSink) -> Reader[None]:
+    yield from source.skip_space()
+    yield from read_call(source, sink)
+    # Whatever is left of a broken call is for nobody.
+    marker, _ = yield from read_text(source, lambda _: None, [END_OF_TOOL_CALL, TOOL_CALL])
+    if marker == TOOL_CALL:
+        source.unread(marker)
+
+
+def _read_bare_calls(source: CharSource, sink: PartSink, names: Collection[str]) -> Reader[None]:
+    """Read calls that an answer begins with; if there are none, at most a brace is taken."""
+    num_calls = sink.num_calls
+    source.start_record()
+    try:
+        yield from _read_llama3_calls(source, sink, names.__contains__)
+    except NotACall:
+        brace = source.record.find("{") + 1
+        _give(sink, source.record[:brace])
+        source.unread(source.record[brace:])
+    except EndOfText:
+        if sink.num_calls == num_calls:
+            _give(sink, source.record)
+        raise
+
+
+def _read_llama3_calls(
+    source: CharSource, sink: PartSink, accepts: Callable[[str], bool]
+) -> Reader[None]:
+    yield from source.skip_space()
+    yield from read_call(source, sink, accepts=accepts)
+    while True:
+        yield from source.skip_space()
+        if (yield from source.peek()) == ";":
+            yield from source.take()
+            yield from source.skip_space()
+        if (yield from source.peek()) != "{":
+            return
+        reading = read_call(source, sink, accepts=accepts)
+        if not (yield from _attempt(source, sink, reading, before="")):
+            return
+
+
+def _read_mistral_calls(source: CharSource, sink: PartSink) -> Reader[None]:
+    yield from source.skip_space()
+    first = yield from source.peek()
+    if first == "[":
+        yield from read_call_list(source, sink)
+    elif first == "{":
+        yield from read_call(source, sink)
+    else:
+        head = ""
+        while (yield from source.peek()) != "{" and len(head) < MAX_HEAD:
+            head += yield from source.take()
+        name = head.removesuffix(ARGS).partition(CALL_ID)[0].strip()
+        if not NAME.fullmatch(name):
+            raise NotACall
+        sink.call(name)
+        yield from read_value(source, sink.arguments)
