@@ -78,6 +78,7 @@ def _types() -> list[object]:
 def _operation(operation: Operation, schema_of: Schemas) -> dict[str, object]:
     words = operation.path.strip("/").replace("{", "").replace("}", "").replace(".", "/").split("/")
     described: dict[str, object] = {
+        **({} if operation.needs_key else {"security": []}),
         "operationId": "_".join([operation.method, *filter(None, words)]),
         "summary": operation.summary,
         "responses": {

@@ -18,6 +18,7 @@ __all__ = [
     "ReadyBody",
     "StepsBody",
     "TextCompletion",
+    "TicketBody",
     "VersionBody",
 ]
 
@@ -45,6 +46,13 @@ class VersionBody(msgspec.Struct, frozen=True):
     """What runs here."""
 
     version: str
+
+
+class TicketBody(msgspec.Struct, frozen=True):
+    """Good once, for one websocket handshake, as its query parameter `ticket`."""
+
+    ticket: str
+    expires_in_s: float
 
 
 class TextCompletion(Envelope, kw_only=True, frozen=True):

@@ -4,7 +4,7 @@ A new route needs its operation here; a test compares this table with the applic
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -25,6 +25,7 @@ from gateway.openapi_bodies import (
     ReadyBody,
     StepsBody,
     TextCompletion,
+    TicketBody,
     VersionBody,
 )
 
@@ -46,7 +47,8 @@ ERRORS = {
     500: "A fault of the server.",
     503: "The server is not ready, or is about to stop.",
 }
-ALWAYS = (401, 403, 500)
+ALWAYS = (403, 500)
+WITH_KEY = (401,)
 WITH_BODY = (400, 404, 408, 413, 415, 429, 503)  # 404: a body may name a model
 
 
@@ -79,6 +81,7 @@ class Operation:
     Attributes:
         answers: by status, where it is no error: what it means, and the bodies it may have.
         errors: statuses that answer with an ErrorBody, besides those that every address has.
+        needs_key: where the operator has set keys.
     """
 
     method: Literal["get", "post", "delete"]
@@ -87,13 +90,15 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     body: object = None
     answers: Mapping[int, tuple[str, tuple[Content, ...]]]
-    errors: tuple[int, ...] = field(default=())
+    errors: tuple[int, ...] = ()
+    needs_key: bool = True
 
     @property
     def all_errors(self) -> tuple[int, ...]:
         """Every status that answers with an ErrorBody."""
         with_body = WITH_BODY if self.body is not None else ()
-        statuses = {*ALWAYS, *with_body, *self.errors} - self.answers.keys()
+        with_key = WITH_KEY if self.needs_key else ()
+        statuses = {*ALWAYS, *with_key, *with_body, *self.errors} - self.answers.keys()
         return tuple(sorted(statuses))
 
 
@@ -145,6 +150,13 @@ OPERATIONS = (
         summary="Many streams on one websocket: the native protocol.",
         answers=UPGRADED,
         errors=(400, 503),
+    ),
+    Operation(
+        method="post",
+        path="/v1/ws-ticket",
+        summary="Trade a key for a ticket, which a browser's websocket can carry.",
+        answers=_json(TicketBody),
+        errors=(429,),
     ),
     Operation(
         method="get",
@@ -220,6 +232,7 @@ OPERATIONS = (
             200: ("The engine lives.", (Content(type=HealthBody),)),
             503: ("The engine is dead; restart.", (Content(type=HealthBody),)),
         },
+        needs_key=False,
     ),
     Operation(
         method="get",
@@ -229,6 +242,7 @@ OPERATIONS = (
             200: ("Yes.", (Content(type=ReadyBody),)),
             503: ("Not now.", (Content(type=ReadyBody),)),
         },
+        needs_key=False,
     ),
     Operation(
         method="get",
@@ -248,9 +262,19 @@ OPERATIONS = (
         summary="This document.",
         answers=_json(dict[str, object]),
     ),
-    Operation(method="get", path="/", summary="The chat page.", answers=_other("text/html")),
     Operation(
-        method="get", path="/dashboard", summary="The dashboard.", answers=_other("text/html")
+        method="get",
+        path="/",
+        summary="The chat page.",
+        answers=_other("text/html"),
+        needs_key=False,
+    ),
+    Operation(
+        method="get",
+        path="/dashboard",
+        summary="The dashboard.",
+        answers=_other("text/html"),
+        needs_key=False,
     ),
     Operation(
         method="get",
@@ -259,5 +283,6 @@ OPERATIONS = (
         parameters=(Parameter(name="name", place="path", description="Name of the file."),),
         answers=_other("*/*"),
         errors=(404,),
+        needs_key=False,
     ),
 )

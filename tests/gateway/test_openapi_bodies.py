@@ -13,6 +13,7 @@ BODIES = {
     "/v1/completions": {"prompt": ["hi", "ho"], "max_tokens": 3},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [104, 105]},
+    "/v1/ws-ticket": {},
 }
 JSON_OPERATIONS = {
     o.path: o

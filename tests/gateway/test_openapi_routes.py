@@ -1,12 +1,14 @@
 from gateway.app import build_app
+from gateway.authentication import PUBLIC_PATHS, PUBLIC_PREFIX
 from gateway.config import GatewayConfig
+from gateway.key_ring import KeyRing
 from gateway.openapi_routes import ERRORS, OPERATIONS
 
 
 def test_the_table_is_exactly_the_routes_of_the_application(make_generator):
     config = GatewayConfig()
     generator = make_generator()
-    app = build_app(config, generator, generator.metrics)
+    app = build_app(config, generator, generator.metrics, KeyRing(None))
     served = {
         (route.method.lower(), route.resource.canonical)
         for route in app.router.routes()
@@ -28,7 +30,15 @@ def test_each_parameter_of_a_path_is_described():
 def test_an_error_is_not_also_an_answer():
     health = next(o for o in OPERATIONS if o.path == "/health")
     assert 503 in health.answers
-    assert health.all_errors == (401, 403, 500)
+    assert health.all_errors == (403, 500)
+
+
+def test_those_that_need_no_key_are_those_that_are_let_in_without():
+    for operation in OPERATIONS:
+        path = operation.path
+        public = path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX)
+        assert operation.needs_key != public, path
+        assert (401 in operation.all_errors) == operation.needs_key, path
 
 
 def test_every_error_that_can_come_has_words():
