@@ -18,6 +18,10 @@ chain of thought, it is rendered once more with the contents as they are, except
 inside every special token that they spell out; the marks are taken out again after cutting. As a
 template could still paste a forged token together out of pieces, the special tokens that result
 must be those of the text with placeholders, one by one; otherwise the messages are refused.
+
+Definitions of tools and the calls in messages cannot be replaced by placeholders, because templates
+look into them. Their strings carry a mark behind everything that a special token may begin with,
+in both renderings, so that no token is found in them nor across their borders.
 """
 
 import datetime
@@ -30,12 +34,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.text_codec import ChatMessage, TextTokenizer
+from gateway.text_codec import ChatMessage, MessageCall, TextTokenizer, ToolDefinition
 from gateway.tokenizer import split_at
 from gateway.tokenizer_files import token_text
 from jaxengine.errors import ModelError
@@ -51,6 +55,8 @@ ROLES = frozenset({"system", "user", "assistant", "tool"})
 ROLE_ALIASES = {"developer": "system"}
 TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 MAX_MESSAGE_CHARS = 300
+MAX_DEPTH = 64  # of definitions of tools and of arguments
+TOKEN_BEGINNINGS = re.compile(r"[<\[]")  # of special tokens, where they span borders of strings
 UNSAFE = (
     "the chat template of this model decides by the contents of messages where its special tokens "
     "go, in a way that cannot be told from forged ones"
@@ -71,6 +77,7 @@ class ChatTemplate:
 
     Attributes:
         source, tokens: as given.
+        renders_tools: whether the template has a place for definitions of tools.
 
     Raises:
         ModelError: the template is not valid jinja2.
@@ -92,8 +99,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
+            names = meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"{origin} is not a valid template: {_one_line(error)}") from error
+        self.renders_tools = "tools" in names
 
     @classmethod
     def from_model(cls, files: ModelFiles, *, source: str | None = None) -> "ChatTemplate | None":
@@ -113,20 +122,27 @@ class ChatTemplate:
             return None
         return cls(found, tokens=tokens, origin=f"the chat template of {files.name}")
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[ToolDefinition] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt as text, for display only: in it, forged special tokens look like real ones.
 
         Raises:
             ChatTemplateError: the template refuses the messages.
         """
-        contents = [message.content for message in messages]
-        return self._render(messages, contents, add_generation_prompt, _clock())
+        scene = _Scene(messages, tools, add_generation_prompt)
+        return self._render(scene, scene.contents(), lambda text: text)
 
     def encode(
         self,
         tokenizer: TextTokenizer,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Token ids of the prompt; see the module's docstring.
@@ -134,14 +150,16 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template refuses the messages.
         """
-        contents = [message.content for message in messages]
-        clock = _clock()
-        text = self._render(messages, contents, add_generation_prompt, clock)
+        scene = _Scene(messages, tools, add_generation_prompt)
+        contents = scene.contents()
+        text = self._render(scene, contents, lambda text: text)
         marks = _Marks(f"{secrets.randbits(128):039d}")
+
+        def shielded(text: str) -> str:
+            return marks.shield(text, tokenizer.find_special(text))
+
         try:
-            skeleton = self._render(
-                messages, marks.placeholders(contents), add_generation_prompt, clock
-            )
+            skeleton = self._render(scene, marks.placeholders(contents), shielded)
             parts = split_at(skeleton, tokenizer.find_special(skeleton))
             for restored in (contents, [content.strip() for content in contents]):
                 if marks.fill(skeleton, restored) == text:
@@ -151,7 +169,7 @@ class ChatTemplate:
             guarded = [
                 marks.guard(content, tokenizer.find_special(content)) for content in contents
             ]
-            text = self._render(messages, guarded, add_generation_prompt, clock)
+            text = self._render(scene, guarded, shielded)
         except ChatTemplateError as error:
             # Only the marks can be at fault, and they must not show in a message.
             raise ChatTemplateError(UNSAFE) from error
@@ -160,31 +178,15 @@ class ChatTemplate:
             raise ChatTemplateError(UNSAFE)
         return tokenizer.encode_parts([p if isinstance(p, int) else marks.unguard(p) for p in own])
 
-    def _render(
-        self,
-        messages: Sequence[ChatMessage],
-        contents: Sequence[str],
-        add_generation_prompt: bool,
-        strftime_now: Callable[[str], str],
-    ) -> str:
-        if not messages:
-            raise ChatTemplateError("there must be at least one message")
-        rows = []
-        for index, (message, content) in enumerate(zip(messages, contents, strict=True)):
-            role = ROLE_ALIASES.get(message.role, message.role)
-            if role not in ROLES:
-                known = ", ".join(sorted(ROLES | ROLE_ALIASES.keys()))
-                raise ChatTemplateError(
-                    f"[{index}].role must be one of {known}, got {message.role[:40]!r}"
-                )
-            rows.append({"role": role, "content": content})
+    def _render(self, scene: "_Scene", contents: Sequence[str], spell: Callable[[str], str]) -> str:
+        rows, tools = scene.rows(contents, spell), scene.tools(spell)
         try:
             return self._template.render(
                 messages=rows,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
+                add_generation_prompt=scene.add_generation_prompt,
+                tools=tools,
                 documents=None,
-                strftime_now=strftime_now,
+                strftime_now=scene.strftime_now,
                 **self.tokens,
             )
         except Exception as error:
@@ -192,6 +194,82 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template of this model refuses the messages: {_one_line(error)}"
             ) from error
+
+
+class _Scene:
+    """What is to be rendered, perhaps several times, each time with its texts spelled otherwise."""
+
+    def __init__(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition],
+        add_generation_prompt: bool,
+    ) -> None:
+        self._messages = messages
+        self._tools = tools
+        self.add_generation_prompt = add_generation_prompt
+        # Of one moment, so that all renderings show the same time.
+        self.strftime_now = datetime.datetime.now().strftime
+
+    def contents(self) -> list[str]:
+        """The contents of all messages, and then what was thought before them."""
+        return [
+            *(message.content for message in self._messages),
+            *(message.reasoning or "" for message in self._messages),
+        ]
+
+    def rows(self, contents: Sequence[str], spell: Callable[[str], str]) -> list[dict[str, object]]:
+        """The messages for the template, with these contents.
+
+        Raises:
+            ChatTemplateError: no message, or a role that is none.
+        """
+        if not self._messages:
+            raise ChatTemplateError("there must be at least one message")
+        rows: list[dict[str, object]] = []
+        for index, message in enumerate(self._messages):
+            role = ROLE_ALIASES.get(message.role, message.role)
+            if role not in ROLES:
+                known = ", ".join(sorted(ROLES | ROLE_ALIASES.keys()))
+                raise ChatTemplateError(
+                    f"[{index}].role must be one of {known}, got {message.role[:40]!r}"
+                )
+            row: dict[str, object] = {"role": role, "content": contents[index]}
+            # Templates ask whether the others are there at all.
+            if message.reasoning:
+                row["reasoning_content"] = contents[len(self._messages) + index]
+            if message.tool_calls:
+                row["tool_calls"] = [_spelled(_call_row(c), spell) for c in message.tool_calls]
+            if message.tool_call_id is not None:
+                row["tool_call_id"] = spell(message.tool_call_id)
+            rows.append(row)
+        return rows
+
+    def tools(self, spell: Callable[[str], str]) -> list[object] | None:
+        return [_spelled(tool, spell) for tool in self._tools] or None
+
+
+def _call_row(call: MessageCall) -> dict[str, object]:
+    """A call for the template, which wants the arguments as an object."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = call.arguments  # a call that was cut off
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _spelled(value: object, spell: Callable[[str], str], depth: int = 0) -> object:
+    """The value with all its strings, keys included, spelled otherwise."""
+    if depth > MAX_DEPTH:
+        raise ChatTemplateError("a tool or the arguments of a call are nested too deeply")
+    if isinstance(value, str):
+        return spell(value)
+    if isinstance(value, Mapping):
+        return {spell(k): _spelled(v, spell, depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(item, spell, depth + 1) for item in value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +283,11 @@ class _Marks:
 
     nonce: str
 
+    @property
+    def _break(self) -> str:
+        """What separates the characters of a special token; no beginning of a placeholder."""
+        return f"{self.nonce}0"
+
     def placeholders(self, contents: Sequence[str]) -> list[str]:
         """What to render in place of each content."""
         # White space forges nothing, and templates ask whether there is anything else.
@@ -214,30 +297,32 @@ class _Marks:
         ]
 
     def fill(self, text: str, contents: Sequence[str]) -> str:
-        """The text with contents in place of their placeholders."""
-        pattern = rf"{self.nonce}\.([0-9]+)\."
-        return re.sub(pattern, lambda match: contents[int(match[1])], text)
+        """The text with contents in place of their placeholders, and without breaks."""
+        pattern = rf"{self.nonce}(?:\.([0-9]+)\.|0)"
+        return re.sub(
+            pattern, lambda match: contents[int(match[1])] if match[1] is not None else "", text
+        )
 
     def guard(self, content: str, special: Sequence[tuple[int, int, int]]) -> str:
         """Break every special token found in a content, after its first character."""
         pieces = []
         position = 0
         for start, _, _ in special:
-            pieces += [content[position : start + 1], self.nonce]
+            pieces += [content[position : start + 1], self._break]
             position = start + 1
         return "".join([*pieces, content[position:]])
 
+    def shield(self, text: str, special: Sequence[tuple[int, int, int]]) -> str:
+        """Break a string also where it may begin a special token that ends behind it."""
+        broken = self.guard(text, special)
+        return TOKEN_BEGINNINGS.sub(lambda match: match[0] + self._break, broken)
+
     def unguard(self, text: str) -> str:
-        return text.replace(self.nonce, "")
+        return text.replace(self._break, "")
 
 
 def _ids(parts: Sequence[str | int]) -> list[int]:
     return [part for part in parts if isinstance(part, int)]
-
-
-def _clock() -> Callable[[str], str]:
-    """Formatter of one moment, so that both renderings of a prompt show the same time."""
-    return datetime.datetime.now().strftime
 
 
 def _from_dir(directory: Path) -> tuple[str | None, dict[str, str]]:

@@ -22,7 +22,7 @@ from gateway.errors import (
 )
 from gateway.metrics import Metrics
 from gateway.prompts import Prompt, PromptEncoder, context_overflow
-from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer
+from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer, ToolDefinition
 from gateway.text_stream import FinishReason, TextDelta, TextFinish, TextStream, Usage
 from gateway.timing import Timing
 from jaxengine.errors import EngineError
@@ -54,6 +54,8 @@ class GenerationRequest:
 
     Attributes:
         prompt: text, token ids, or chat messages.
+        tools: what the model is told that it may call; with chat messages only.
+        visible_tokens: special tokens that the answer shows as text.
         account: who pays; None for nobody.
         max_tokens: None means as many as the context leaves room for.
         stop: stop strings; the text before the first one that appears is the answer.
@@ -62,6 +64,8 @@ class GenerationRequest:
     """
 
     prompt: Prompt
+    tools: tuple[ToolDefinition, ...] = ()
+    visible_tokens: tuple[str, ...] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -216,13 +220,25 @@ class TextGenerator:
         return TextStream(
             outputs,
             num_prompt_tokens=len(prepared.prompt_token_ids),
-            detokenizer=Detokenizer(self.tokenizer.token_bytes),
+            detokenizer=Detokenizer(self._token_bytes(request.visible_tokens)),
             stops=StopStrings(request.stop, include=request.include_stop_str_in_output),
             eos_token_ids=self.engine.limits.eos_token_ids,
             metrics=self.metrics,
             account=request.account,
             clock=self._clock,
         )
+
+    def _token_bytes(self, visible: tuple[str, ...]) -> Callable[[int], bytes]:
+        """What each token adds to an answer that shows these special tokens."""
+        token_bytes = self.tokenizer.token_bytes
+        shown = {
+            token_id: text.encode()
+            for text in visible
+            for _, _, token_id in self.tokenizer.find_special(text)
+        }
+        if not shown:
+            return token_bytes
+        return lambda token_id: shown.get(token_id) or token_bytes(token_id)
 
     async def tokenize(
         self,
@@ -265,6 +281,7 @@ class TextGenerator:
             max_tokens=limits.max_model_len - 1,
             bound=f"fit, because the context of {limits.max_model_len} also holds the answer",
             vocab_size=limits.vocab_size,
+            tools=request.tools,
         )
         room = limits.max_model_len - len(ids)
         if request.max_tokens is None:

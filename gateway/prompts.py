@@ -1,13 +1,15 @@
 """Prompts to token ids, off the event loop and within bounds."""
 
 import asyncio
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeGuard
 
 from gateway.errors import InvalidRequest, Overloaded, sanitize
-from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer
+from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer, ToolDefinition
+from gateway.tool_prompt import with_tools_in_words
 
 __all__ = ["Prompt", "PromptEncoder", "context_overflow"]
 
@@ -58,10 +60,13 @@ class PromptEncoder:
         max_tokens: int,
         bound: str,
         vocab_size: int,
+        tools: Sequence[ToolDefinition] = (),
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         """Return the token ids, at least 1 and at most `max_tokens`; `bound` says why so many.
+
+        Tools are for chat messages only.
 
         Cancelling is safe; a thread that has begun goes on and its result is dropped.
 
@@ -73,12 +78,15 @@ class PromptEncoder:
         if not prompt:
             raise InvalidRequest(f"{param} must not be empty", param=param)
         self._check_size(prompt, param, max_tokens, bound)
+        if tools:
+            self._check_tools(tools, max_tokens, bound)
         if _is_token_ids(prompt):
             _check_range(prompt, vocab_size)
             return prompt
         ids = await self.run(
             self._encode_here,
             prompt,
+            tools=tools,
             add_bos=add_special_tokens and self._tokenizer.adds_bos,
             add_generation_prompt=add_generation_prompt,
         )
@@ -115,8 +123,18 @@ class PromptEncoder:
             counted = f"{at_least}" if _is_token_ids(prompt) else f"at least {at_least}"
             raise _too_long(counted, param, max_tokens, bound)
 
+    def _check_tools(self, tools: Sequence[ToolDefinition], max_tokens: int, bound: str) -> None:
+        at_least = math.ceil(len(json.dumps(tools, ensure_ascii=False)) / self._max_token_chars)
+        if at_least > max_tokens:
+            raise _too_long(f"at least {at_least}", "tools", max_tokens, bound)
+
     def _encode_here(
-        self, prompt: Prompt, *, add_bos: bool, add_generation_prompt: bool
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[ToolDefinition],
+        add_bos: bool,
+        add_generation_prompt: bool,
     ) -> tuple[int, ...]:
         param = _param(prompt)
         try:
@@ -127,9 +145,13 @@ class PromptEncoder:
                     "this model has no chat template; use /v1/completions", param=param
                 )
             else:
+                messages = _messages(prompt)
+                if not self._chat_template.renders_tools:
+                    messages, tools = with_tools_in_words(messages, tools), ()
                 ids = self._chat_template.encode(
                     self._tokenizer,
-                    _messages(prompt),
+                    messages,
+                    tools=tools,
                     add_generation_prompt=add_generation_prompt,
                 )
         except ValueError as exc:

@@ -7,15 +7,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["ChatMessage", "ChatRenderer", "TextTokenizer"]
+__all__ = ["ChatMessage", "ChatRenderer", "MessageCall", "TextTokenizer", "ToolDefinition"]
+
+# {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
+type ToolDefinition = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageCall:
+    """A call of a tool that an earlier answer made; its arguments are JSON, as they were made."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation, as the template sees it."""
+    """One turn of a conversation, as the template sees it.
+
+    Attributes:
+        reasoning: what the assistant thought before it wrote the content.
+        tool_calls: what the assistant asked for.
+        tool_call_id: which call this message of role "tool" answers.
+    """
 
     role: str
     content: str
+    reasoning: str | None = None
+    tool_calls: tuple[MessageCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 class TextTokenizer(Protocol):
@@ -71,11 +92,17 @@ class ChatRenderer(Protocol):
         """Texts of the model's own tokens by their names: bos_token, eos_token and the like."""
         ...
 
+    @property
+    def renders_tools(self) -> bool:
+        """Whether it has a place for definitions of tools; else calls in messages get lost too."""
+        ...
+
     def encode(
         self,
         tokenizer: TextTokenizer,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the token ids of the prompt.

@@ -1,7 +1,8 @@
 """A token engine and a tokenizer whose every answer can be computed by hand."""
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -71,6 +72,13 @@ class ByteTokenizer:
             text = text[start:]
         return ids
 
+    def find_special(self, text: str) -> list[tuple[int, int, int]]:
+        return [
+            (match.start(), match.end(), token_id)
+            for token_id, special in SPECIAL_TEXTS.items()
+            for match in re.finditer(re.escape(special), text)
+        ]
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         shown = (
             SPECIAL_TEXTS[i].encode()
@@ -101,6 +109,7 @@ class ByteChatTemplate:
     """
 
     source = "{{ messages }}"
+    renders_tools = False
     tokens: ClassVar = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
 
     def encode(
@@ -108,8 +117,10 @@ class ByteChatTemplate:
         tokenizer: ByteTokenizer,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[object] = (),
         add_generation_prompt: bool = True,
     ) -> list[int]:
+        assert not tools, "it has no place for them"
         ids: list[int] = []
         for message in messages:
             if message.content == "refuse":
@@ -164,6 +175,7 @@ class FakeEngine:
         num_aborts: requests that were left before their end.
         num_cached_tokens, num_preemptions: reported for every request.
         full_for: tenants for which the queue is full.
+        tenant_weights: as they were set last.
     """
 
     def __init__(
@@ -190,6 +202,7 @@ class FakeEngine:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.full_for: set[str] = set()
+        self.tenant_weights: dict[str, float] = {}
         self.num_steps = 0
         self.generation_tokens = 0
         self._requests: dict[str, _FakeRequest] = {}
@@ -207,6 +220,9 @@ class FakeEngine:
         is_full = self.num_waiting + num_requests > self.limits.max_num_queued_requests
         if is_full or tenant in self.full_for:
             raise QueueFullError("too many requests wait", retry_after_s=3.0)
+
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        self.tenant_weights = dict(weights)
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
         if self.failure is not None:
