@@ -53,9 +53,14 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes
 bench: $(STAMP)  ## Start a server, measure it at 1, 8, 32 and 64 streams, stop it
 	@$(BIN)/python -m bench.local $(ARGS)
 
-lock:  ## Resolve requirements/lock.txt again (needs uv); commit the result after make test
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --generate-hashes \
-		--no-emit-index-url --custom-compile-command "make lock" -o requirements/lock.txt $(ARGS)
+COMPILE := uv pip compile --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock"
+
+lock:  ## Resolve requirements/*.txt again (needs uv); commit the result after make test
+	$(COMPILE) pyproject.toml --extra dev -o requirements/lock.txt $(ARGS)
+	$(COMPILE) pyproject.toml --extra serve -c requirements/lock.txt -o requirements/serve.txt
+	$(COMPILE) pyproject.toml --extra cuda -c requirements/lock.txt -o requirements/cuda.txt
+	echo hatchling | $(COMPILE) - -c requirements/lock.txt -o requirements/build.txt
 
 clean:  ## Remove the environment and every cache of the tools
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
