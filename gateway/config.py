@@ -2,6 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass, fields
+from typing import Literal
 
 __all__ = ["METRICS_PREFIX", "GatewayConfig"]
 
@@ -29,6 +30,9 @@ class GatewayConfig:
         max_connections: beyond, a new connection is told 503 and closed.
         shutdown_timeout_s: at a stop, running requests may finish for so long.
 
+        tool_call_parser: how the model writes calls of tools; "auto" reads it off the template.
+        reasoning_parser: how it marks its thoughts, likewise; "none" leaves them in the text.
+
         max_n: most choices per prompt.
         max_choices: most prompts times choices in one HTTP request.
         max_stop_strings, max_stop_string_length: stop strings of a request, characters of each.
@@ -55,6 +59,9 @@ class GatewayConfig:
     keepalive_timeout_s: float = 75.0
     max_connections: int = 1000
     shutdown_timeout_s: float = 30.0
+
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
 
     max_n: int = 16
     max_choices: int = 128

@@ -27,6 +27,7 @@ from gateway.openai.protocol import (
     ChatChoice,
     ChatDeltaChoice,
     CompletionChoice,
+    CompletionTokensDetails,
     Envelope,
     PromptTokensDetails,
     StreamOptions,
@@ -53,11 +54,19 @@ class AnswerFormat(Protocol):
         """Return the choice of the chunk before the first text, if there is one."""
         ...
 
-    def text(self, index: int, text: str) -> AnyChoice: ...
+    def text(self, index: int, text: str) -> Sequence[AnyChoice]:
+        """Return the choices of the chunks that this text makes; none while it is held back."""
+        ...
 
-    def finish(self, index: int, finish: TextFinish) -> AnyChoice: ...
+    def finish(self, index: int, finish: TextFinish) -> Sequence[AnyChoice]:
+        """Return the choices of the last chunks, of which the last one adds nothing but the end."""
+        ...
 
     def whole(self, index: int, text: str, finish: TextFinish) -> AnyChoice: ...
+
+    def reasoning_tokens(self, index: int, token_ids: Sequence[int]) -> int:
+        """Return how many of the next tokens of a choice are thoughts before the answer."""
+        ...
 
 
 async def send_answer(
@@ -117,7 +126,7 @@ class _Answer:
                     continue
                 index, delta = item
                 texts[index] += delta.text
-                self._usage.add(index, len(delta.token_ids), delta.finish)
+                self._count(index, delta)
                 if delta.finish is not None:
                     if (failure := self._generator.failure(delta.finish)) is not None:
                         raise failure
@@ -166,7 +175,7 @@ class _Answer:
                 await events.send_keep_alive()
                 continue
             index, delta = item
-            self._usage.add(index, len(delta.token_ids), delta.finish)
+            self._count(index, delta)
             choices: list[AnyChoice | None] = []
             failure = None if delta.finish is None else self._generator.failure(delta.finish)
             if index not in opened and (failure is None or delta.text):
@@ -174,14 +183,22 @@ class _Answer:
                 opened.add(index)
                 choices.append(self._format.opening(index))
             if delta.text:
-                choices.append(self._format.text(index, delta.text))
+                choices.extend(self._format.text(index, delta.text))
             if delta.finish is not None and failure is None:
-                choices.append(self._format.finish(index, delta.finish))
+                choices.extend(self._format.finish(index, delta.finish))
             chunks = [self._chunk(choice, options) for choice in choices if choice is not None]
             if chunks:
                 await events.send(chunks)
             if failure is not None:
                 raise failure
+
+    def _count(self, index: int, delta: TextDelta) -> None:
+        self._usage.add(
+            index,
+            len(delta.token_ids),
+            delta.finish,
+            reasoning_tokens=self._format.reasoning_tokens(index, delta.token_ids),
+        )
 
     def _chunk(self, choice: AnyChoice, options: StreamOptions) -> bytes:
         usage: UsageBody | UnsetType | None = UNSET
@@ -235,10 +252,14 @@ class _UsageCount:
         self._n = n
         self._prompt_tokens = sum(len(p.prompt_token_ids) for p in prepared[::n])
         self._completion_tokens = 0
+        self._reasoning_tokens = 0
         self._cached_tokens = 0
 
-    def add(self, index: int, num_tokens: int, finish: TextFinish | None) -> None:
+    def add(
+        self, index: int, num_tokens: int, finish: TextFinish | None, *, reasoning_tokens: int
+    ) -> None:
         self._completion_tokens += num_tokens
+        self._reasoning_tokens += reasoning_tokens
         # The other choices of a prompt may find what the first has just computed.
         if finish is not None and index % self._n == 0:
             self._cached_tokens += finish.usage.cached_tokens
@@ -249,6 +270,9 @@ class _UsageCount:
             completion_tokens=self._completion_tokens,
             total_tokens=self._prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=self._reasoning_tokens
+            ),
         )
 
 

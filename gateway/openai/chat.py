@@ -1,11 +1,15 @@
 """POST /v1/chat/completions: a conversation to be continued by the assistant."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from aiohttp import web
+from msgspec import UNSET
 
 from gateway.app_keys import CONFIG, GENERATOR
 from gateway.callers import caller_of
 from gateway.errors import InvalidRequest
-from gateway.generation import ChatMessage, TextFinish
+from gateway.generation import ChatMessage, PreparedGeneration, TextFinish, TextGenerator
 from gateway.json_body import convert, read_object
 from gateway.openai.answers import send_answer
 from gateway.openai.protocol import (
@@ -13,9 +17,14 @@ from gateway.openai.protocol import (
     ChatChoice,
     ChatDelta,
     ChatDeltaChoice,
+    FunctionCall,
+    FunctionCallDelta,
     GeneratedMessage,
     MessageBody,
     StreamOptions,
+    ToolCall,
+    ToolCallBody,
+    ToolCallDelta,
 )
 from gateway.openai.sampling import (
     check_model,
@@ -26,12 +35,27 @@ from gateway.openai.sampling import (
     wire_stop_reason,
     with_choice_seeds,
 )
+from gateway.openai.tool_parsers import (
+    CallArguments,
+    CallStart,
+    Part,
+    ReasoningText,
+    ReplyText,
+)
+from gateway.openai.tools import AnswerReading, answer_reading, new_call_id, tool_use
 from gateway.openai.unsupported import CHAT_FIELDS, refuse_unsupported
+from gateway.text_codec import MessageCall
 
 __all__ = ["chat_completions", "chat_messages"]
 
 # What clients call the roles, and what templates know.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -44,14 +68,17 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     messages = chat_messages(body.messages)
     n = num_choices(body, 1, config)
     generator = request.app[GENERATOR]
-    requests = generation_requests(
+    tools = tool_use(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    reading = answer_reading(tools, generator, config)
+    [generation] = generation_requests(
         body,
         [messages],
         max_tokens=_max_tokens(body),
         caller=caller_of(request),
     )
+    generation = replace(generation, tools=tools.definitions, visible_tokens=reading.visible_tokens)
     try:
-        [prepared] = await prepare_all(generator, requests, n=n)
+        [prepared] = await prepare_all(generator, [generation], n=n)
     except InvalidRequest as exc:
         if exc.param == "max_tokens" and body.max_completion_tokens is not None:
             exc.param = "max_completion_tokens"  # as the client spells it
@@ -62,7 +89,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         n=n,
         model=model,
         stream_options=(body.stream_options or StreamOptions()) if body.stream else None,
-        answer_format=ChatFormat(),
+        answer_format=ChatFormat(reading, generator, prepared, n=n),
     )
 
 
@@ -78,17 +105,41 @@ def chat_messages(bodies: list[MessageBody]) -> tuple[ChatMessage, ...]:
 
 
 def _message(body: MessageBody, path: str) -> ChatMessage:
-    if body.tool_calls or body.function_call is not None:
-        field = "tool_calls" if body.tool_calls else "function_call"
-        raise _unsupported(f"{path}.{field}", "tool calls are not supported yet")
-    if body.role in ("tool", "function"):
-        raise _unsupported(f"{path}.role", f"messages of role '{body.role}' are not supported yet")
+    if body.function_call is not None:
+        raise _unsupported(f"{path}.function_call", "use tool_calls")
+    if body.role == "function":
+        raise _unsupported(
+            f"{path}.role", "messages of role 'function' are not supported; use 'tool'"
+        )
     if body.role not in _ROLES:
         raise InvalidRequest(
             f"{path}.role must be one of {', '.join(_ROLES)}, got '{body.role[:40]}'",
             param=f"{path}.role",
         )
-    return ChatMessage(role=_ROLES[body.role], content=_content(body, f"{path}.content"))
+    is_answer = body.role == "assistant"
+    if body.tool_calls and not is_answer:
+        raise InvalidRequest(
+            f"{path}.tool_calls: only an assistant calls tools", param=f"{path}.tool_calls"
+        )
+    calls = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(body.tool_calls or ())]
+    has_content = body.content is not None or not calls
+    return ChatMessage(
+        role=_ROLES[body.role],
+        content=_content(body, f"{path}.content") if has_content else "",
+        reasoning=body.reasoning_content if is_answer else None,
+        tool_calls=tuple(calls),
+        tool_call_id=body.tool_call_id if body.role == "tool" else None,
+    )
+
+
+def _call(body: ToolCallBody, path: str) -> MessageCall:
+    if body.type not in (None, "function"):
+        raise _unsupported(f"{path}.type", f"calls of type '{body.type[:40]}' are not supported")
+    if body.function is None:
+        raise InvalidRequest(f"{path}.function is required", param=f"{path}.function")
+    return MessageCall(
+        id=body.id or "", name=body.function.name, arguments=body.function.arguments or ""
+    )
 
 
 def _content(body: MessageBody, path: str) -> str:
@@ -120,32 +171,105 @@ def _max_tokens(body: ChatBody) -> int | None:
 
 
 class ChatFormat:
-    """Choices with a message, or with its pieces."""
+    """Choices with a message, or with its pieces: thoughts, text, and calls.
+
+    Args:
+        reading: how to tell those apart.
+        generator: what the answers come from.
+        prepared: the prompt that they answer.
+        n: choices.
+    """
 
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
+    def __init__(
+        self,
+        reading: AnswerReading,
+        generator: TextGenerator,
+        prepared: PreparedGeneration,
+        *,
+        n: int,
+    ) -> None:
+        self._style = reading.style
+        self._parsers = [reading.parser(generator, prepared) for _ in range(n)]
+        self._counters = [reading.counter(generator, prepared) for _ in range(n)]
+
     def opening(self, index: int) -> ChatDeltaChoice:
         return ChatDeltaChoice(index=index, delta=ChatDelta(role="assistant", content=""))
 
-    def text(self, index: int, text: str) -> ChatDeltaChoice:
-        return ChatDeltaChoice(index=index, delta=ChatDelta(content=text))
+    def text(self, index: int, text: str) -> list[ChatDeltaChoice]:
+        return self._deltas(index, self._parsers[index].push(text))
 
-    def finish(self, index: int, finish: TextFinish) -> ChatDeltaChoice:
-        return ChatDeltaChoice(
+    def finish(self, index: int, finish: TextFinish) -> list[ChatDeltaChoice]:
+        parser = self._parsers[index]
+        return [
+            *self._deltas(index, parser.finish()),
+            ChatDeltaChoice(
+                index=index,
+                delta=ChatDelta(content=""),
+                finish_reason=wire_finish(finish, has_calls=parser.num_calls > 0),
+                stop_reason=wire_stop_reason(finish),
+                timing=finish.timing,
+            ),
+        ]
+
+    def whole(self, index: int, text: str, finish: TextFinish) -> ChatChoice:
+        parser = self._parsers[index]
+        parts = [*parser.push(text), *parser.finish()]
+        return ChatChoice(
             index=index,
-            delta=ChatDelta(content=""),
-            finish_reason=wire_finish(finish),
+            message=self._message(parts),
+            finish_reason=wire_finish(finish, has_calls=parser.num_calls > 0),
             stop_reason=wire_stop_reason(finish),
             timing=finish.timing,
         )
 
-    def whole(self, index: int, text: str, finish: TextFinish) -> ChatChoice:
-        return ChatChoice(
-            index=index,
-            message=GeneratedMessage(content=text),
-            finish_reason=wire_finish(finish),
-            stop_reason=wire_stop_reason(finish),
-            timing=finish.timing,
+    def reasoning_tokens(self, index: int, token_ids: Sequence[int]) -> int:
+        counter = self._counters[index]
+        return 0 if counter is None else counter.count(token_ids)
+
+    def _deltas(self, index: int, parts: Sequence[Part]) -> list[ChatDeltaChoice]:
+        return [ChatDeltaChoice(index=index, delta=self._delta(part)) for part in parts]
+
+    def _delta(self, part: Part) -> ChatDelta:
+        match part:
+            case ReplyText():
+                return ChatDelta(content=part.text)
+            case ReasoningText():
+                return ChatDelta(reasoning_content=part.text)
+            case CallStart():
+                call = ToolCallDelta(
+                    index=part.index,
+                    id=new_call_id(self._style),
+                    type="function",
+                    function=FunctionCallDelta(name=part.name, arguments=""),
+                )
+                return ChatDelta(tool_calls=(call,))
+            case CallArguments():
+                more = FunctionCallDelta(arguments=part.text)
+                return ChatDelta(tool_calls=(ToolCallDelta(index=part.index, function=more),))
+
+    def _message(self, parts: Sequence[Part]) -> GeneratedMessage:
+        texts = [part.text for part in parts if isinstance(part, ReplyText)]
+        thoughts = [part.text for part in parts if isinstance(part, ReasoningText)]
+        arguments: dict[int, list[str]] = {}
+        for part in parts:
+            if isinstance(part, CallArguments):
+                arguments.setdefault(part.index, []).append(part.text)
+        calls = tuple(
+            ToolCall(
+                id=new_call_id(self._style),
+                function=FunctionCall(
+                    name=part.name, arguments="".join(arguments.get(part.index, ()))
+                ),
+            )
+            for part in parts
+            if isinstance(part, CallStart)
+        )
+        return GeneratedMessage(
+            content="".join(texts) if texts or not (calls or thoughts) else None,
+            reasoning_content="".join(thoughts) if thoughts else UNSET,
+            tool_calls=calls or UNSET,
         )

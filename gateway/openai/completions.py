@@ -1,5 +1,7 @@
 """POST /v1/completions: a text, several texts, or token ids to be continued."""
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, GENERATOR
@@ -89,11 +91,11 @@ class CompletionFormat:
     def opening(self, index: int) -> None:
         return None
 
-    def text(self, index: int, text: str) -> CompletionChoice:
-        return CompletionChoice(index=index, text=text)
+    def text(self, index: int, text: str) -> list[CompletionChoice]:
+        return [CompletionChoice(index=index, text=text)]
 
-    def finish(self, index: int, finish: TextFinish) -> CompletionChoice:
-        return self.whole(index, "", finish)
+    def finish(self, index: int, finish: TextFinish) -> list[CompletionChoice]:
+        return [self.whole(index, "", finish)]
 
     def whole(self, index: int, text: str, finish: TextFinish) -> CompletionChoice:
         return CompletionChoice(
@@ -103,3 +105,6 @@ class CompletionFormat:
             stop_reason=wire_stop_reason(finish),
             timing=finish.timing,
         )
+
+    def reasoning_tokens(self, index: int, token_ids: Sequence[int]) -> int:
+        return 0

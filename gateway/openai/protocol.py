@@ -18,18 +18,28 @@ __all__ = [
     "ChatDeltaChoice",
     "CompletionBody",
     "CompletionChoice",
+    "CompletionTokensDetails",
     "ContentPart",
     "Envelope",
+    "FunctionBody",
+    "FunctionCall",
+    "FunctionCallDelta",
+    "FunctionName",
     "GeneratedMessage",
     "MessageBody",
     "PromptTokensDetails",
     "SamplingBody",
     "StreamOptions",
+    "ToolBody",
+    "ToolCall",
+    "ToolCallBody",
+    "ToolCallDelta",
+    "ToolChoiceBody",
     "UsageBody",
     "WireFinish",
 ]
 
-WireFinish = Literal["stop", "length"]
+WireFinish = Literal["stop", "length", "tool_calls"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -77,13 +87,59 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """What a call of an earlier answer asked for; the arguments are JSON in a string."""
+
+    name: str
+    arguments: str | None = None
+
+
+class ToolCallBody(msgspec.Struct, frozen=True):
+    """A call of an earlier answer."""
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
 class MessageBody(msgspec.Struct, frozen=True):
     """One message of a conversation."""
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: list[object] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    tool_call_id: str | None = None
     function_call: object = None
+
+
+class FunctionBody(msgspec.Struct, frozen=True):
+    """A function that the model may ask for; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, frozen=True):
+    """A tool; only functions are supported."""
+
+    type: str
+    function: FunctionBody | None = None
+
+
+class FunctionName(msgspec.Struct, frozen=True):
+    """A function by its name."""
+
+    name: str
+
+
+class ToolChoiceBody(msgspec.Struct, frozen=True):
+    """The one tool that must be called."""
+
+    type: str
+    function: FunctionName | None = None
 
 
 class ChatBody(SamplingBody, frozen=True, kw_only=True):
@@ -91,6 +147,9 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
 
     messages: list[MessageBody]
     max_completion_tokens: int | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: str | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -100,7 +159,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Of the generated tokens, those that the client is not shown: none here."""
+    """Of the generated tokens, those of thoughts before the answer."""
 
     reasoning_tokens: int = 0
 
@@ -131,11 +190,44 @@ class CompletionChoice(_Choice, kw_only=True, frozen=True):
     text: str
 
 
+class FunctionCall(msgspec.Struct, kw_only=True, frozen=True):
+    """What a call asks for; the arguments are what the model wrote, and need not be valid JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class FunctionCallDelta(msgspec.Struct, kw_only=True, frozen=True):
+    """What a chunk adds to a call; the name comes once and first."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, frozen=True):
+    """What a chunk adds to one of the calls; id and type come once and first."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class ChatDelta(msgspec.Struct, kw_only=True, frozen=True):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChatDeltaChoice(_Choice, kw_only=True, frozen=True):
@@ -145,11 +237,13 @@ class ChatDeltaChoice(_Choice, kw_only=True, frozen=True):
 
 
 class GeneratedMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """A whole answer."""
+    """A whole answer. `content` is null where there is nothing but calls or thoughts."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
 
 
 class ChatChoice(_Choice, kw_only=True, frozen=True):

@@ -3,14 +3,15 @@
 Some templates put the opening mark into the prompt, and then the answer begins inside.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, read_text
+from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, Reader, read_text
 
 __all__ = [
     "REASONING_END",
     "REASONING_START",
+    "ReasoningCounter",
     "ReasoningFormat",
     "read_reasoning",
     "reasoning_format",
@@ -29,9 +30,7 @@ def reasoning_format(chosen: ReasoningFormat, template: str) -> Literal["think",
     return chosen
 
 
-def read_reasoning(
-    source: CharSource, sink: PartSink, *, is_inside: bool
-) -> Generator[None, str, None]:
+def read_reasoning(source: CharSource, sink: PartSink, *, is_inside: bool) -> Reader[None]:
     """Read thoughts, if the answer begins with some; then the source stands at the answer.
 
     White space around the thoughts is no part of them, nor of the answer.
@@ -54,7 +53,45 @@ def read_reasoning(
         raise EndOfText from None  # white space at the end is no part of anything
 
 
-def _opens(source: CharSource, sink: PartSink) -> Generator[None, str, bool]:
+class ReasoningCounter:
+    """Counts the tokens of thoughts, marks included, where each mark is one token.
+
+    Args:
+        start_id, end_id: the tokens of the marks.
+        is_inside: the prompt has opened the thoughts already.
+        token_bytes: what a token adds to the text.
+    """
+
+    def __init__(
+        self,
+        start_id: int,
+        end_id: int,
+        *,
+        is_inside: bool,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._start_id = start_id
+        self._end_id = end_id
+        self._token_bytes = token_bytes
+        self._state: Literal["before", "inside", "after"] = "inside" if is_inside else "before"
+
+    def count(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the next tokens of the answer are thoughts."""
+        num_tokens = 0
+        for token_id in token_ids:
+            if self._state == "before":
+                if token_id == self._start_id:
+                    self._state = "inside"
+                elif self._token_bytes(token_id).strip():
+                    self._state = "after"
+            if self._state == "inside":
+                num_tokens += 1
+                if token_id == self._end_id:
+                    self._state = "after"
+        return num_tokens
+
+
+def _opens(source: CharSource, sink: PartSink) -> Reader[bool]:
     """Take the opening mark; if something else comes first, take nothing."""
     source.start_record()
     try:

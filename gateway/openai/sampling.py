@@ -127,9 +127,11 @@ def with_choice_seeds(prepared: PreparedGeneration, n: int) -> list[PreparedGene
     ]
 
 
-def wire_finish(finish: TextFinish) -> WireFinish:
+def wire_finish(finish: TextFinish, *, has_calls: bool = False) -> WireFinish:
     """Return the finish_reason of a generation that did not fail."""
-    return "length" if finish.reason in ("length", "deadline") else "stop"
+    if finish.reason in ("length", "deadline"):
+        return "length"
+    return "tool_calls" if has_calls else "stop"
 
 
 def wire_stop_reason(finish: TextFinish) -> str | int | None:

@@ -17,6 +17,8 @@ __all__ = [
     "EndOfText",
     "Part",
     "PartSink",
+    "PlainAnswer",
+    "Reader",
     "ReasoningText",
     "ReplyText",
     "read_plain",
@@ -211,6 +213,18 @@ class AnswerParser:
                 self._running.send(char)
         except StopIteration:
             self._ended = True
+
+
+class PlainAnswer:
+    """In place of a parser: all is text."""
+
+    num_calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        return [ReplyText(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        return []
 
 
 def read_plain(source: CharSource, sink: PartSink) -> Reader[None]:

@@ -11,10 +11,10 @@ What looks like a call and is none stays text.
 """
 
 import re
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal, get_args
 
-from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, read_text
+from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, Reader, read_text
 from gateway.openai.tool_parsers_json import (
     NotACall,
     read_call,
@@ -50,8 +50,6 @@ TOOL_CALLS, ARGS, CALL_ID = VISIBLE_TOKENS["mistral"]
 XML_FUNCTION = "<function="
 NAME = re.compile(r"[\w.-]{1,64}")
 MAX_HEAD = 256  # characters of a name with its call id
-
-type Reader[T] = Generator[None, str, T]
 
 
 def tool_format(chosen: ToolParserName, template: str) -> ToolFormat | None:

@@ -5,16 +5,14 @@ are never parsed and written again.
 """
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
-from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink
+from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, Reader
 
 __all__ = ["NotACall", "read_call", "read_call_list", "read_value"]
 
 NO_ARGUMENTS = "{}"
 ARGUMENT_KEYS = ("arguments", "parameters")
-
-type Reader[T] = Generator[None, str, T]
 
 
 class NotACall(Exception):  # what it is, not what went wrong

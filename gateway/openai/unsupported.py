@@ -52,8 +52,6 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "web_search_options": (),
 }

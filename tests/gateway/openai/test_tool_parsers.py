@@ -8,6 +8,7 @@ from gateway.openai.tool_parsers import (
     CallStart,
     EndOfText,
     PartSink,
+    PlainAnswer,
     ReasoningText,
     ReplyText,
     read_plain,
@@ -64,6 +65,12 @@ def test_plain_text_is_given_as_it_comes():
     assert parser.push("a <") == [ReplyText("a <")]
     assert parser.push(" ") == [ReplyText(" ")]
     assert parser.finish() == []
+
+
+def test_an_answer_that_needs_no_parser_is_text():
+    answer = PlainAnswer()
+    assert (answer.push("<a>"), answer.push(""), answer.finish()) == ([ReplyText("<a>")], [], [])
+    assert answer.num_calls == 0
 
 
 def test_only_what_may_begin_a_mark_and_the_space_before_it_is_held_back():
