@@ -4,9 +4,12 @@ import ipaddress
 from dataclasses import dataclass, fields
 from typing import Literal
 
-__all__ = ["METRICS_PREFIX", "GatewayConfig"]
+__all__ = ["METRICS_PREFIX", "GatewayConfig", "ReasoningFormat", "ToolParserName"]
 
 METRICS_PREFIX = "headrace"
+
+ToolParserName = Literal["auto", "hermes", "llama3_json", "mistral"]
+ReasoningFormat = Literal["auto", "think", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +63,8 @@ class GatewayConfig:
     max_connections: int = 1000
     shutdown_timeout_s: float = 30.0
 
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = "auto"
-    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    tool_call_parser: ToolParserName = "auto"
+    reasoning_parser: ReasoningFormat = "auto"
 
     max_n: int = 16
     max_choices: int = 128

@@ -197,6 +197,8 @@ def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
             allowed_origins=options["allowed_origin"],
             allowed_hosts=options["allowed_host"],
             metrics_prefix=options["metrics_prefix"],
+            tool_call_parser=options["tool_call_parser"],
+            reasoning_parser=options["reasoning_parser"],
             shutdown_timeout_s=options["shutdown_timeout"],
             sse_keep_alive_interval_s=options["sse_keep_alive_interval"] or None,
         )

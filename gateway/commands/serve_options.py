@@ -15,7 +15,7 @@ from gateway.commands.option_types import (
     TenantWeight,
     Watermark,
 )
-from gateway.config import METRICS_PREFIX
+from gateway.config import METRICS_PREFIX, ReasoningFormat, ToolParserName
 from jaxengine.config import BatchingMode, Dtype, KVCacheDtype, SchedulingPolicy
 
 __all__ = ["ServeOptions", "as_options", "serve_options"]
@@ -63,6 +63,8 @@ class ServeOptions(TypedDict):
     overlap: bool
     num_step_records: int
     chat_template: Path | None
+    tool_call_parser: ToolParserName
+    reasoning_parser: ReasoningFormat
     allowed_origin: tuple[str, ...]
     allowed_host: tuple[str, ...]
     metrics_prefix: str
@@ -238,6 +240,18 @@ GATEWAY = (
         "--chat-template",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="Template to use instead of the model's.",
+    ),
+    click.option(
+        "--tool-call-parser",
+        default="auto",
+        type=click.Choice(get_args(ToolParserName)),
+        help="How the model writes calls of tools; auto reads it off the chat template.",
+    ),
+    click.option(
+        "--reasoning-parser",
+        default="auto",
+        type=click.Choice(get_args(ReasoningFormat)),
+        help="How it marks its thoughts, likewise; none leaves them in the text.",
     ),
     click.option("--allowed-origin", multiple=True, help="Web origin that may call us."),
     click.option("--allowed-host", multiple=True, help="Further name in the Host header."),

@@ -6,21 +6,19 @@ Some templates put the opening mark into the prompt, and then the answer begins 
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from gateway.config import ReasoningFormat
 from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, Reader, read_text
 
 __all__ = [
     "REASONING_END",
     "REASONING_START",
     "ReasoningCounter",
-    "ReasoningFormat",
     "read_reasoning",
     "reasoning_format",
 ]
 
 REASONING_START = "<think>"
 REASONING_END = "</think>"
-
-ReasoningFormat = Literal["auto", "think", "none"]
 
 
 def reasoning_format(chosen: ReasoningFormat, template: str) -> Literal["think", "none"]:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal, get_args
 
+from gateway.config import ToolParserName
 from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, Reader, read_text
 from gateway.openai.tool_parsers_json import (
     NotACall,
@@ -25,7 +26,6 @@ from gateway.openai.tool_parsers_json import (
 __all__ = [
     "VISIBLE_TOKENS",
     "ToolFormat",
-    "ToolParserName",
     "read_answer",
     "read_forced_call",
     "read_forced_calls",
@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 ToolFormat = Literal["hermes", "llama3_json", "mistral"]
-ToolParserName = Literal["auto", "hermes", "llama3_json", "mistral"]
 
 # Special tokens that mark calls; an answer that may call tools shows them.
 VISIBLE_TOKENS: Mapping[ToolFormat, tuple[str, ...]] = {
