@@ -92,7 +92,7 @@ def write_kv(
     data_T2KH, scales_T2K = encode_kv(jnp.stack([k_TKH, v_TKH], axis=1), kv_cache.dtype)
     blocks_T, offsets_T = slot_mapping_T // block_size + first_block, slot_mapping_T % block_size
     data = kv_cache.data.at[blocks_T, :, :, offsets_T, :].set(
-        _pad_heads(data_T2KH), mode="promise_in_bounds"
+        _pad_heads(data_T2KH, kv_cache.data.shape[-1]), mode="promise_in_bounds"
     )
     scales = kv_cache.scales
     if scales is not None:
@@ -116,7 +116,7 @@ def ragged_paged_attention(
     q_TKGH = (q_TNH.astype(jnp.float32) * scale).astype(product_dtype(kv_cache.dtype))
     q_TKGH = q_TKGH.reshape(num_tokens, num_kv_heads, group_size, head_dim)
     q_TKGH = jnp.pad(q_TKGH, ((0, 0), (0, 0), (0, -group_size % ROW_MULTIPLE), (0, 0)))
-    q_TKGH = _pad_heads(q_TKGH)
+    q_TKGH = _pad_heads(q_TKGH, kv_cache.data.shape[-1])
     # Whole tiles only: pad the tables to a multiple of a tile's blocks.
     tile_blocks = KV_TILE // kv_cache.data.shape[3]
     tables = batch.block_tables
@@ -131,9 +131,9 @@ def ragged_paged_attention(
     return out_TKGH[:, :, :group_size, :head_dim].reshape(num_tokens, num_heads, head_dim)
 
 
-def _pad_heads(x: Array) -> Array:
-    """Pad the last axis with zeros as the cache is."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % HEAD_MULTIPLE)])
+def _pad_heads(x: Array, size: int) -> Array:
+    """Pad the last axis with zeros to that of the cache."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
 def _decode(

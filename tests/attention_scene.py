@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_cache import use_compile_cache
-from kernels_pallas.kv_cache import KVCache, KVCacheDtype
+from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
 from kernels_pallas.ragged_paged_attention import (
     new_kv_cache,
     ragged_paged_attention,
@@ -101,6 +101,7 @@ class Cache:
     num_tokens: int
     num_seqs: int
     dtype: KVCacheDtype = "float32"
+    kernel: AttentionKernel = "reference"
     block_size: int = 16
     num_blocks: int = 64
     max_blocks: int = 16
@@ -157,6 +158,7 @@ class Cache:
                 num_kv_heads=context.k.shape[1],
                 head_dim=context.k.shape[2],
                 dtype=self.dtype,
+                kernel=self.kernel,
             )
         )
         for chunk in chunks:
