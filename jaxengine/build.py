@@ -24,12 +24,19 @@ from jaxengine.models.decoder import Decoder
 from jaxengine.models.loader import TensorSource, load_decoder
 from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
+from jaxengine.weights.source import cache_dir
+from kernels_pallas import native
+from kernels_pallas.choice import KernelChoice, choose_kernel
+from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 __all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
 
 # The default of `kv_cache_memory_bytes`: enough for dozens of chats with a small model, little
 # enough for a laptop. Capped at a quarter of the memory.
 DEFAULT_KV_CACHE_BYTES = 1 << 30
+
+# Where compiled kernels lie in the cache.
+KERNELS_DIR = "kernels"
 
 Progress = Callable[[int, int], None]
 
@@ -47,6 +54,7 @@ class EngineOptions:
 
     dtype: Dtype = "bfloat16"
     kv_cache_dtype: KVCacheDtype = "auto"
+    attention_kernel: WantedKernel = "auto"
     max_model_len: int | None = None
     max_num_batched_tokens: int = 512
     max_num_scheduled_tokens: int | None = None
@@ -115,6 +123,7 @@ class BuiltEngine:
     Attributes:
         clamped_from: max_model_len as asked or as trained, if the KV cache cannot hold it.
         num_buckets: compiled programs.
+        attention: the kernel of the attention, and why it.
     """
 
     engine: AsyncEngine
@@ -123,10 +132,15 @@ class BuiltEngine:
     clamped_from: int | None
     num_buckets: int
     memory: MemoryUse
+    attention: KernelChoice
 
 
 def plan_engine(
-    options: EngineOptions, model: ModelConfig, *, memory_bytes: int
+    options: EngineOptions,
+    model: ModelConfig,
+    *,
+    memory_bytes: int,
+    kernel: AttentionKernel = "reference",
 ) -> tuple[EngineConfig, int | None]:
     """Turn wishes into a consistent configuration.
 
@@ -134,6 +148,7 @@ def plan_engine(
         options: the wishes.
         model: the model to serve.
         memory_bytes: memory of the device.
+        kernel: the attention that serves.
 
     Returns:
         The configuration, and what max_model_len was before it was clamped to the KV cache.
@@ -143,7 +158,7 @@ def plan_engine(
             exceeds the memory.
         ValueError: an option is out of range.
     """
-    block_bytes = _block_bytes(options, model)
+    block_bytes = _block_bytes(options, model, kernel)
     num_usable = options.num_kv_blocks
     if num_usable is None:
         num_usable = _cache_bytes(options, memory_bytes) // block_bytes - 1  # one is reserved
@@ -167,6 +182,7 @@ def plan_engine(
     config = EngineConfig(
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
+        attention_kernel=kernel,
         max_model_len=max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_scheduled_tokens=options.max_num_scheduled_tokens,
@@ -217,7 +233,10 @@ def build_engine(
     model = ModelConfig.from_hf(checkpoint.hf_config)
     all_eos = tuple(sorted({*model.eos_token_ids, *eos_token_ids}))
     model = replace(model, eos_token_ids=all_eos)
-    config, clamped_from = plan_engine(options, model, memory_bytes=memory_bytes)
+    attention = _choose_attention(options)
+    config, clamped_from = plan_engine(
+        options, model, memory_bytes=memory_bytes, kernel=attention.kernel
+    )
     decoder = load_decoder(model, checkpoint, dtype=config.dtype, progress=weights_progress)
     runner = JaxModelRunner(decoder, model, config)
     runner.warm_up(progress=compile_progress)
@@ -242,16 +261,30 @@ def build_engine(
         num_buckets=len(runner.buckets),
         memory=MemoryUse(
             weights=_weight_bytes(decoder),
-            kv_cache=config.num_blocks * _block_bytes(options, model),
+            kv_cache=config.num_blocks * _block_bytes(options, model, attention.kernel),
             workspace=runner.workspace_bytes,
             available=memory_bytes,
         ),
+        attention=attention,
     )
 
 
-def _block_bytes(options: EngineOptions, model: ModelConfig) -> int:
+def _choose_attention(options: EngineOptions) -> KernelChoice:
+    """Choose the kernel of the attention, and make it known to XLA."""
+    choice = choose_kernel(
+        options.attention_kernel,
+        platform=jax.default_backend(),
+        block_size=options.block_size,
+        folder=cache_dir() / KERNELS_DIR,
+    )
+    if choice.library is not None:
+        native.load(choice.library)
+    return choice
+
+
+def _block_bytes(options: EngineOptions, model: ModelConfig, kernel: AttentionKernel) -> int:
     dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, options.dtype)
-    return kv_block_bytes(model, block_size=options.block_size, dtype=dtype)
+    return kv_block_bytes(model, block_size=options.block_size, dtype=dtype, kernel=kernel)
 
 
 def _cache_bytes(options: EngineOptions, memory_bytes: int) -> int:

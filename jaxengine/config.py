@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from kernels_pallas.kernel_names import AttentionKernel
+
 __all__ = ["BatchingMode", "Dtype", "EngineConfig", "KVCacheDtype", "SchedulingPolicy"]
 
 Dtype = Literal["bfloat16", "float32"]
@@ -20,6 +22,7 @@ NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
 POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
 CHOICES = {
     "kv_cache_dtype": get_args(KVCacheDtype),
+    "attention_kernel": get_args(AttentionKernel),
     "batching": get_args(BatchingMode),
     "scheduling_policy": get_args(SchedulingPolicy),
 }
@@ -32,6 +35,7 @@ class EngineConfig:
     Attributes:
         dtype: of weights and activations.
         kv_cache_dtype: of the KV cache; "auto" takes `dtype`.
+        attention_kernel: the implementation of the attention.
         max_model_len: most tokens of a request, prompt and output together.
         max_num_batched_tokens: most tokens that a step can hold (the largest bucket).
         max_num_scheduled_tokens: most tokens that the scheduler puts into a step; None means all
@@ -65,6 +69,7 @@ class EngineConfig:
 
     dtype: Dtype = "bfloat16"
     kv_cache_dtype: KVCacheDtype = "auto"
+    attention_kernel: AttentionKernel = "reference"
     max_model_len: int = 2048
     max_num_batched_tokens: int = 512
     max_num_scheduled_tokens: int | None = None

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 from jaxengine.config import Dtype, EngineConfig
 from jaxengine.config import KVCacheDtype as WantedKVCacheDtype
 from jaxengine.models.config import ModelConfig
+from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 
@@ -33,10 +34,18 @@ def resolve_kv_cache_dtype(wanted: WantedKVCacheDtype, dtype: Dtype) -> KVCacheD
     return dtype if wanted == "auto" else wanted
 
 
-def kv_block_bytes(model: ModelConfig, *, block_size: int, dtype: KVCacheDtype) -> int:
+def kv_block_bytes(
+    model: ModelConfig,
+    *,
+    block_size: int,
+    dtype: KVCacheDtype,
+    kernel: AttentionKernel = "reference",
+) -> int:
     """Return the bytes that one block takes over all layers, scales included."""
     block = jax.eval_shape(
-        lambda: _new_kv_cache(model, num_blocks=1, block_size=block_size, dtype=dtype)
+        lambda: _new_kv_cache(
+            model, num_blocks=1, block_size=block_size, dtype=dtype, kernel=kernel
+        )
     )
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(block))
 
@@ -49,13 +58,19 @@ def new_device_state(model: ModelConfig, config: EngineConfig) -> DeviceState:
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             dtype=resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype),
+            kernel=config.attention_kernel,
         ),
         last_token=jnp.zeros(config.max_num_seqs + 1, jnp.int32),
     )
 
 
 def _new_kv_cache(
-    model: ModelConfig, *, num_blocks: int, block_size: int, dtype: KVCacheDtype
+    model: ModelConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: KVCacheDtype,
+    kernel: AttentionKernel,
 ) -> KVCache:
     return new_kv_cache(
         num_layers=model.num_layers,
@@ -64,4 +79,5 @@ def _new_kv_cache(
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=dtype,
+        kernel=kernel,
     )

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
+from kernels_pallas.kernel_names import AttentionKernel
+
 __all__ = [
     "AttentionKernel",
     "KVCache",
@@ -26,9 +28,6 @@ __all__ = [
     "scale_dtype",
     "storage_dtype",
 ]
-
-# The implementations of the attention; each has its own layout of the cache.
-AttentionKernel = Literal["reference"]
 
 KVCacheDtype = Literal["bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
 

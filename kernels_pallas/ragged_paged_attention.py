@@ -2,8 +2,9 @@
 
 The contract, its checks, and the choice of implementation. An implementation owns three things
 together, because they only make sense together: the layout of the KV cache, the write into it,
-and the attention over it. `reference` (XLA) runs everywhere and defines what is correct. A cache
-is made for one of them and carries its name, so nobody can attend over another one's layout.
+and the attention over it. `reference` (XLA) runs everywhere and defines what is correct, `native`
+(C++) is for CPUs; `choice` says which serves. A cache is made for one of them and carries its name,
+so nobody can attend over another one's layout.
 
 Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles, N query heads,
 K kv heads, H head dim.
@@ -15,7 +16,7 @@ from typing import Protocol
 import jax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import reference
+from kernels_pallas import native, reference, triton
 from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -63,7 +64,11 @@ class _Implementation(Protocol):
     ) -> Float[Array, "T N H"]: ...
 
 
-_IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {"reference": reference}
+_IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {
+    "reference": reference,
+    "native": native,
+    "triton": triton,
+}
 
 
 def new_kv_cache(

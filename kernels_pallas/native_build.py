@@ -1,0 +1,205 @@
+"""Compiling the native kernel for this machine, once, into a folder of the user's.
+
+Needs no JAX: whoever asks what would run here may not have it. The result is named after all that
+it depends on, so a new compiler, jaxlib, processor or source makes a new library beside the old.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = [
+    "NATIVE_BLOCK_SIZES",
+    "BuildError",
+    "Recipe",
+    "build_library",
+    "make_recipe",
+    "run_limited",
+]
+
+# Tokens of a KV block, as the source knows them.
+NATIVE_BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+SOURCE_DIR = Path(__file__).with_name("native_source")
+MAIN_SOURCE = "attention.cc"
+
+# In this order, after CXX.
+COMPILERS = ("c++", "g++", "clang++")
+
+# The rules of the products are in the source; no optimization may join what it keeps apart.
+FLAGS = (
+    *("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fPIC", "-shared"),
+    *("-fvisibility=hidden", "-pthread", "-w"),
+)
+
+COMPILE_TIMEOUT_S = 180.0
+VERSION_TIMEOUT_S = 10.0
+
+
+class BuildError(Exception):
+    """There is no library, for a reason in one line.
+
+    Attributes:
+        lasting: trying again would end the same.
+    """
+
+    def __init__(self, reason: str, *, lasting: bool) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a library is made.
+
+    Attributes:
+        command: the compiler and its options, without the output.
+        library: where the result belongs, whether it is there or not.
+    """
+
+    command: tuple[str, ...]
+    library: Path
+
+
+def make_recipe(folder: Path, *, defines: Sequence[str] = ()) -> Recipe:
+    """Find the compiler, and the name of the library that it would make.
+
+    Args:
+        folder: where libraries lie.
+        defines: macros that leave instructions out: HEADRACE_NO_AMX, HEADRACE_NO_BF16.
+
+    Raises:
+        BuildError: there is no compiler, or no jaxlib to compile for.
+    """
+    compiler = _find_compiler()
+    spec = find_spec("jaxlib")
+    if spec is None or not spec.submodule_search_locations:
+        raise BuildError("jaxlib is not installed", lasting=False)
+    headers = Path(spec.submodule_search_locations[0]) / "include"
+    command = (
+        *compiler,
+        *FLAGS,
+        *(f"-D{name}" for name in defines),
+        *("-isystem", str(headers)),
+        str(SOURCE_DIR / MAIN_SOURCE),
+    )
+    parts = [
+        *(path.read_bytes() for path in sorted(SOURCE_DIR.iterdir()) if path.is_file()),
+        "\0".join((*compiler, *FLAGS, *defines)).encode(),
+        run_limited([*compiler, "--version"], timeout_s=VERSION_TIMEOUT_S).encode(),
+        version("jaxlib").encode(),
+        _processor().encode(),
+    ]
+    key = hashlib.sha256()
+    for part in parts:
+        key.update(hashlib.sha256(part).digest())
+    return Recipe(command, folder / f"attention-{key.hexdigest()[:24]}.so")
+
+
+def build_library(recipe: Recipe, *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
+    """Compile the library unless it is there. Others may do the same at the same time.
+
+    Raises:
+        BuildError: it cannot be compiled or kept.
+    """
+    library = recipe.library
+    if library.exists():
+        return
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(
+            dir=library.parent, prefix=f".{library.stem}-", suffix=".so"
+        )
+    except OSError as error:
+        raise BuildError(
+            f"cannot write to {library.parent}: {error.strerror}", lasting=False
+        ) from (error)
+    os.close(descriptor)
+    try:
+        run_limited([*recipe.command, "-o", name], timeout_s=timeout_s)
+        os.replace(name, library)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def run_limited(command: Sequence[str], *, timeout_s: float) -> str:
+    """Run a program that may fail or hang, and return what it printed.
+
+    Raises:
+        BuildError: it could not be started, failed, or had to be killed with all its children.
+    """
+    name = Path(command[0]).name
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BuildError(f"{name} cannot be started: {error.strerror}", lasting=False) from error
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{name} did not end within {timeout_s:g} s", lasting=False) from None
+        finally:
+            # Also whatever it has started, if it is still there.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode < 0:
+        died = signal.Signals(-process.returncode).name
+        raise BuildError(f"{name} died of {died}", lasting=True)
+    if process.returncode != 0:
+        raise BuildError(f"{name} failed: {_telling_line(errors)}", lasting=True)
+    return output
+
+
+def _find_compiler() -> list[str]:
+    """Return the command of a C++ compiler: CXX, or the first of the usual names."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    if wanted:
+        if shutil.which(wanted[0]) is None:
+            raise BuildError(
+                f"there is no C++ compiler {wanted[0]!r}, as CXX has it", lasting=False
+            )
+        return wanted
+    for name in COMPILERS:
+        if (found := shutil.which(name)) is not None:
+            return [found]
+    raise BuildError(
+        f"there is no C++ compiler: none of {', '.join(COMPILERS)} is installed", lasting=False
+    )
+
+
+def _processor() -> str:
+    """What -march=native goes by: model and flags of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    first = text.partition("\n\n")[0].splitlines()
+    kept = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(line for line in first if line.startswith(kept))
+
+
+def _telling_line(errors: str) -> str:
+    """Return the line that says what is wrong: the first error, else the last of all."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    telling = [line for line in lines if "error: " in line]
+    return (telling or lines[-1:] or ["it says nothing"])[0][:300]

@@ -1,0 +1,322 @@
+// The products of the attention: out[rows][columns] (+)= left[rows][steps] * right[steps][columns].
+//
+// The right operand lies in blocks of the cache. A column is LANES numbers wide;
+// right[b * columns + c] is where its numbers of block b begin, those of the next step are
+// `right_stride` words further. Steps are taken in order, block by block, one after the other into
+// the same sum: whichever rows are computed together, each has the same bits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "vectors.h"
+
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && \
+    defined(__AVX512F__) && !defined(HEADRACE_NO_AMX)
+#define HEADRACE_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#if defined(__AVX512BF16__) && !defined(HEADRACE_NO_BF16)
+#define HEADRACE_AVX512_BF16 1
+#endif
+
+namespace headrace {
+
+// How many columns fit into the registers beside ROWS_AT_ONCE rows.
+constexpr int ROWS_AT_ONCE = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int COLUMNS_AT_ONCE = 4;
+#else
+constexpr int COLUMNS_AT_ONCE = 2;
+#endif
+
+// A word of the right operand holds PER_WORD numbers, of as many steps of the sum. The left operand
+// is written by `put`, LANES numbers of a row at a time; for each word on the right it has
+// LEFT_WORDS.
+struct FloatProduct {
+  static constexpr int PER_WORD = 1, LEFT_WORDS = 1;
+  static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) { store(row + first, x); }
+  static constexpr int64_t row_words(int64_t numbers) { return numbers; }
+
+  struct Right {
+    Floats x;
+    explicit HEADRACE_INLINE Right(const uint32_t* from) : x(load<Floats>(from)) {}
+  };
+  static HEADRACE_INLINE Floats add(Floats sum, const uint32_t* left, const Right& right) {
+    return multiply_add(all(float_of_word(left[0])), right.x, sum);
+  }
+  static HEADRACE_INLINE float float_of_word(uint32_t word) {
+    float x;
+    std::memcpy(&x, &word, 4);
+    return x;
+  }
+};
+
+// Pairs of bfloat16 without instructions for them: two float32 each. The left operand is rounded
+// to bfloat16 and kept in float32.
+struct PortablePairProduct {
+  static constexpr int PER_WORD = 2, LEFT_WORDS = 2;
+  static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) {
+    store(row + first, round_to_bfloat16(x) << 16);
+  }
+  static constexpr int64_t row_words(int64_t numbers) { return numbers; }
+
+  struct Right {
+    Floats first, second;
+    explicit HEADRACE_INLINE Right(const uint32_t* from) {
+      const Words pairs = load<Words>(from);
+      first = (Floats)(pairs << 16);
+      second = (Floats)(pairs & 0xffff0000u);
+    }
+  };
+  static HEADRACE_INLINE Floats add(Floats sum, const uint32_t* left, const Right& right) {
+    sum = multiply_add(all(FloatProduct::float_of_word(left[0])), right.first, sum);
+    return multiply_add(all(FloatProduct::float_of_word(left[1])), right.second, sum);
+  }
+};
+
+// A row of pairs: half a word for each number.
+HEADRACE_INLINE void put_pairs(uint32_t* row, int first, Floats x) {
+  store((uint16_t*)row + first, __builtin_convertvector(round_to_bfloat16(x), Halves));
+}
+
+#if defined(HEADRACE_AVX512_BF16)
+struct Avx512PairProduct {
+  static constexpr int PER_WORD = 2, LEFT_WORDS = 1;
+  static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) { put_pairs(row, first, x); }
+  static constexpr int64_t row_words(int64_t numbers) { return numbers / 2; }
+
+  struct Right {
+    Words pairs;
+    explicit HEADRACE_INLINE Right(const uint32_t* from) : pairs(load<Words>(from)) {}
+  };
+  static HEADRACE_INLINE Floats add(Floats sum, const uint32_t* left, const Right& right) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)all_bits(left[0]),
+                                    (__m512bh)right.pairs);
+  }
+};
+#endif
+
+// Where the operands of a product are and how many there are of everything.
+struct Shape {
+  int rows, blocks, steps, columns;  // `steps` in each block
+  int64_t left_stride, right_stride, out_stride;  // in words
+  bool from_zero;  // the sums begin at zero, not at what `out` holds
+};
+
+template <class Product, int R, int C>
+HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
+                                  int first_column, float* out) {
+  Floats sums[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c)
+      sums[r][c] = shape.from_zero
+                       ? all(0.0f)
+                       : load<Floats>(out + r * shape.out_stride + (first_column + c) * LANES);
+  for (int block = 0; block < shape.blocks; ++block) {
+    const uint32_t* columns[C];
+    for (int c = 0; c < C; ++c) columns[c] = right[block * shape.columns + first_column + c];
+    const uint32_t* row = left + (int64_t)block * shape.steps * Product::LEFT_WORDS;
+    for (int step = 0; step < shape.steps; ++step) {
+      const int64_t offset = step * shape.right_stride;
+      if constexpr (C == 4) {
+        const typename Product::Right b0(columns[0] + offset), b1(columns[1] + offset),
+            b2(columns[2] + offset), b3(columns[3] + offset);
+        for (int r = 0; r < R; ++r) {
+          const uint32_t* a = row + r * shape.left_stride + step * Product::LEFT_WORDS;
+          sums[r][0] = Product::add(sums[r][0], a, b0);
+          sums[r][1] = Product::add(sums[r][1], a, b1);
+          sums[r][2] = Product::add(sums[r][2], a, b2);
+          sums[r][3] = Product::add(sums[r][3], a, b3);
+        }
+      } else {
+        for (int c = 0; c < C; ++c) {
+          const typename Product::Right b(columns[c] + offset);
+          for (int r = 0; r < R; ++r)
+            sums[r][c] = Product::add(
+                sums[r][c], row + r * shape.left_stride + step * Product::LEFT_WORDS, b);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c)
+      store(out + r * shape.out_stride + (first_column + c) * LANES, sums[r][c]);
+}
+
+template <class Product, int R>
+void multiply_rows(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
+  int column = 0;
+  if constexpr (COLUMNS_AT_ONCE == 4)
+    for (; column + 4 <= shape.columns; column += 4)
+      multiply_few<Product, R, 4>(shape, left, right, column, out);
+  for (; column + 2 <= shape.columns; column += 2)
+    multiply_few<Product, R, 2>(shape, left, right, column, out);
+  for (; column < shape.columns; ++column)
+    multiply_few<Product, R, 1>(shape, left, right, column, out);
+}
+
+template <class Product>
+struct Multiplier {
+  using Left = Product;
+  void prepare(int, int) {}
+
+  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
+    for (int row = 0; row < shape.rows; row += ROWS_AT_ONCE) {
+      const uint32_t* rows = left + row * shape.left_stride;
+      float* sums = out + row * shape.out_stride;
+      switch (std::min(shape.rows - row, ROWS_AT_ONCE)) {
+        case 4: multiply_rows<Product, 4>(shape, rows, right, sums); break;
+        case 3: multiply_rows<Product, 3>(shape, rows, right, sums); break;
+        case 2: multiply_rows<Product, 2>(shape, rows, right, sums); break;
+        default: multiply_rows<Product, 1>(shape, rows, right, sums);
+      }
+    }
+  }
+};
+
+#if defined(HEADRACE_AMX)
+
+// Whether the kernel lets this process use the tiles; asks once.
+inline bool may_use_tiles() {
+  static const bool granted = [] {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+  }();
+  return granted;
+}
+
+// The compiler does not know what the tile instructions read: nothing may wait in registers.
+HEADRACE_INLINE void memory_is_read(const void* what) {
+  __asm__ volatile("" : : "r"(what) : "memory");
+}
+
+// Tiles 0 to 3 are sums; 4 and 5 the operands of products with K, 6 and 7 of those with V. The
+// buffers of left operands and sums have whole tiles of 16 rows.
+class TileMultiplier {
+ public:
+  struct Left {
+    static constexpr int PER_WORD = 2, LEFT_WORDS = 1;
+    static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) {
+      put_pairs(row, first, x);
+    }
+    static constexpr int64_t row_words(int64_t numbers) { return numbers / 2; }
+  };
+
+  // Others may use the tiles too: what they had configured comes back in the end.
+  TileMultiplier() {
+    memory_is_read(&previous_);
+    _tile_storeconfig(&previous_);
+  }
+  ~TileMultiplier() {
+    memory_is_read(&previous_);
+    _tile_loadconfig(&previous_);
+  }
+  TileMultiplier(const TileMultiplier&) = delete;
+  TileMultiplier& operator=(const TileMultiplier&) = delete;
+
+  void prepare(int rows, int block_size) {
+    rows = std::min(rows, 16);
+    const int pairs = std::min(block_size, 32) / 2;
+    if (rows == rows_ && pairs == pairs_) return;
+    rows_ = rows;
+    pairs_ = pairs;
+    Config config{};
+    config.palette = 1;
+    for (int sums = 0; sums < 4; ++sums) config.set(sums, rows, 64);
+    config.set(4, rows, 64);
+    config.set(5, 16, 64);
+    config.set(6, rows, pairs * 4);
+    config.set(7, pairs, 64);
+    memory_is_read(&config);
+    _tile_loadconfig(&config);
+  }
+
+  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
+    // Products with K have one block and steps in sixteens; those with V the steps of a block.
+    const bool keys = shape.blocks == 1 && shape.from_zero;
+    memory_is_read(left);
+    for (int row = 0; row < shape.rows; row += 16) {
+      const uint32_t* rows = left + row * shape.left_stride;
+      float* sums = out + row * shape.out_stride;
+      int column = 0;
+      for (; column + 4 <= shape.columns; column += 4)
+        keys ? few<4, true>(shape, rows, right, column, sums)
+             : few<4, false>(shape, rows, right, column, sums);
+      for (; column + 2 <= shape.columns; column += 2)
+        keys ? few<2, true>(shape, rows, right, column, sums)
+             : few<2, false>(shape, rows, right, column, sums);
+      for (; column < shape.columns; ++column)
+        keys ? few<1, true>(shape, rows, right, column, sums)
+             : few<1, false>(shape, rows, right, column, sums);
+    }
+    memory_is_read(out);
+  }
+
+ private:
+  struct Config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+    void set(int tile, int num_rows, int num_bytes) {
+      rows[tile] = num_rows;
+      bytes[tile] = num_bytes;
+    }
+  };
+
+  template <int C, bool KEYS>
+  void few(const Shape& shape, const uint32_t* left, const uint32_t* const* right, int column, float* out) {
+    const int64_t left_bytes = shape.left_stride * 4, right_bytes = shape.right_stride * 4;
+    const int64_t out_bytes = shape.out_stride * 4;
+    const int steps_at_once = KEYS ? 16 : pairs_;
+    float* sums = out + column * LANES;
+    if constexpr (KEYS) {
+      _tile_zero(0);
+      if constexpr (C > 1) _tile_zero(1);
+      if constexpr (C > 2) _tile_zero(2);
+      if constexpr (C > 2) _tile_zero(3);
+    } else {
+      _tile_loadd(0, sums, out_bytes);
+      if constexpr (C > 1) _tile_loadd(1, sums + LANES, out_bytes);
+      if constexpr (C > 2) _tile_loadd(2, sums + 2 * LANES, out_bytes);
+      if constexpr (C > 2) _tile_loadd(3, sums + 3 * LANES, out_bytes);
+    }
+    for (int block = 0; block < shape.blocks; ++block) {
+      const uint32_t* row = left + (int64_t)block * shape.steps;
+      const uint32_t* const* right_of = right + block * shape.columns + column;
+      for (int step = 0; step < shape.steps; step += steps_at_once) {
+        const int64_t offset = step * shape.right_stride;
+        if constexpr (KEYS)
+          _tile_loadd(4, row + step, left_bytes);
+        else
+          _tile_loadd(6, row + step, left_bytes);
+#define HEADRACE_COLUMN(c)                                              \
+  if constexpr (KEYS) {                                                 \
+    _tile_loadd(5, right_of[c] + offset, right_bytes);    \
+    _tile_dpbf16ps(c, 4, 5);                                            \
+  } else {                                                              \
+    _tile_loadd(7, right_of[c] + offset, right_bytes);    \
+    _tile_dpbf16ps(c, 6, 7);                                            \
+  }
+        HEADRACE_COLUMN(0)
+        if constexpr (C > 1) { HEADRACE_COLUMN(1) }
+        if constexpr (C > 2) { HEADRACE_COLUMN(2) }
+        if constexpr (C > 2) { HEADRACE_COLUMN(3) }
+#undef HEADRACE_COLUMN
+      }
+    }
+    _tile_stored(0, sums, out_bytes);
+    if constexpr (C > 1) _tile_stored(1, sums + LANES, out_bytes);
+    if constexpr (C > 2) _tile_stored(2, sums + 2 * LANES, out_bytes);
+    if constexpr (C > 2) _tile_stored(3, sums + 3 * LANES, out_bytes);
+  }
+
+  alignas(64) Config previous_;
+  int rows_ = 0, pairs_ = 0;
+};
+
+#endif
+
+}  // namespace headrace

@@ -1,0 +1,118 @@
+// Vectors of the machine's own width, in the compiler's portable extension, and what C++ has no
+// operator for. Every operation rounds the same whatever the optimizer does: multiply-adds are
+// written out, and the build forbids it to fuse others.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace headrace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+
+#define HEADRACE_INLINE inline __attribute__((always_inline))
+
+template <class Vector>
+HEADRACE_INLINE Vector load(const void* from) {
+  Vector result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
+}
+
+template <class Vector>
+HEADRACE_INLINE void store(void* to, Vector value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+HEADRACE_INLINE Floats all(float x) { return Floats{} + x; }
+HEADRACE_INLINE Words all_bits(uint32_t x) { return Words{} + x; }
+
+HEADRACE_INLINE Words lane_numbers() {
+  Words result;
+  for (int lane = 0; lane < LANES; ++lane) result[lane] = lane;
+  return result;
+}
+
+// a * b + c, rounded once where the machine can.
+HEADRACE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+HEADRACE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+HEADRACE_INLINE float largest_lane(Floats x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float result = x[0];
+  for (int lane = 1; lane < LANES; ++lane) result = x[lane] > result ? x[lane] : result;
+  return result;
+#endif
+}
+
+HEADRACE_INLINE float sum_of_lanes(Floats x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+
+// The nearest bfloat16, ties to even, as the lower half of each word. Finite numbers only.
+HEADRACE_INLINE Words round_to_bfloat16(Floats x) {
+  const Words bits = (Words)x;
+  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+// e ** x for x <= 0, within two units in the last place; 1 exactly at 0, and 0 below -87, where
+// the result would no longer be normal.
+HEADRACE_INLINE Floats exponential(Floats x) {
+  const float round_to_integer = 12582912.0f;  // 1.5 * 2^23: the sum has no bits left for fractions
+  const Floats clamped = larger(x, all(-87.0f));
+  const Floats shifted = multiply_add(clamped, all(1.44269504f), all(round_to_integer));
+  const Floats n = shifted - round_to_integer;
+  // ln 2 in two parts; the first has few enough bits for n times it to be exact.
+  Floats r = multiply_add(n, all(-0.693359375f), clamped);
+  r = multiply_add(n, all(2.12194440e-4f), r);
+  // Taylor's series: |r| <= 0.35, so the first term left out is below 2^-27.
+  Floats sum = all(1.0f / 5040);
+  sum = multiply_add(sum, r, all(1.0f / 720));
+  sum = multiply_add(sum, r, all(1.0f / 120));
+  sum = multiply_add(sum, r, all(1.0f / 24));
+  sum = multiply_add(sum, r, all(1.0f / 6));
+  sum = multiply_add(sum, r, all(0.5f));
+  sum = multiply_add(sum, r, all(1.0f));
+  sum = multiply_add(sum, r, all(1.0f));
+  // The lowest bits of `shifted` are n: move them into the exponent.
+  const Floats result = (Floats)((Words)sum + ((Words)shifted << 23));
+  return x < -87.0f ? all(0.0f) : result;
+}
+
+}  // namespace headrace
