@@ -1,12 +1,16 @@
 """The application: what each address answers, and what surrounds every handler."""
 
+import asyncio
+
 from aiohttp import web
 
-from gateway import authentication, openapi, operations, pages, steps
+from gateway import authentication, openapi, operations, pages, steps, usage
+from gateway.account_metrics import AccountCollector
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR, KEY_RING, METRICS, VERSION
 from gateway.authentication import authenticate
 from gateway.config import GatewayConfig
-from gateway.connections import STREAM_CONNECTIONS, close_all
+from gateway.connection_guard import tell_guard
+from gateway.connections import DRAINING, STREAM_CONNECTIONS, close_all
 from gateway.generation import TextGenerator
 from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
@@ -16,10 +20,12 @@ from gateway.middleware import (
     assign_request_id,
     errors_as_json,
     host_and_origin_guard,
+    log_request,
 )
 from gateway.openai import models, tokenize
 from gateway.openai.chat import chat_completions
 from gateway.openai.completions import completions
+from gateway.resumption import RESUME_STORE, ResumeStore
 from gateway.websocket import stream_handler
 
 __all__ = ["build_app"]
@@ -34,7 +40,9 @@ def build_app(
     """
     app = web.Application(
         middlewares=[
+            tell_guard,
             assign_request_id,
+            log_request,
             errors_as_json,
             host_and_origin_guard(config),
             authenticate,
@@ -48,9 +56,13 @@ def build_app(
     app[METRICS] = metrics
     app[VERSION] = operations.server_version()
     metrics.watch_engine(generator.engine.stats)
+    metrics.watch(AccountCollector(lambda: keys.accounts, config.model_name))
     app[STREAM_CONNECTIONS] = set()
+    app[DRAINING] = asyncio.Event()
+    app[RESUME_STORE] = ResumeStore(generator, config)
     operations.add_routes(app)
     authentication.add_routes(app)
+    usage.add_routes(app)
     pages.add_routes(app)
     steps.add_routes(app)
     models.add_routes(app)
@@ -62,4 +74,10 @@ def build_app(
     app.on_response_prepare.append(add_common_headers)
     app.on_response_prepare.append(add_cors_headers)
     app.on_shutdown.append(close_all)
+    app.on_shutdown.append(_close_resume_store)
     return app
+
+
+async def _close_resume_store(app: web.Application) -> None:
+    """End what no connection carries; after `close_all` that is everything."""
+    await app[RESUME_STORE].close()

@@ -16,14 +16,15 @@ class Caller:
     """Who asks.
 
     Attributes:
-        account: pays for what is asked. Also the identity to bind tokens to: an object of its own
-            for each key.
+        account: pays for what is asked.
+        principal: what tokens and tickets are bound to: the same for the same key only.
         tenant: on whose behalf.
         key_name: of the API key; None on a server that has none.
         is_admin: whether the caller may see what concerns all.
     """
 
     account: Account
+    principal: str = ""
     tenant: str = ""
     key_name: str | None = None
     is_admin: bool = True
@@ -59,4 +60,5 @@ def caller_of(request: web.Request) -> Caller:
 
 def anonymous_caller(account: Account, authorization: str | None) -> Caller:
     """Return who asks a server without keys; a key that is sent all the same names the tenant."""
-    return Caller(account=account, tenant=tenant_of_key(authorization))
+    tenant = tenant_of_key(authorization)
+    return Caller(account=account, principal=tenant, tenant=tenant)

@@ -60,6 +60,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "serve": CommandEntry("gateway.commands.serve:serve", "Serve a model."),
     "chat": CommandEntry("headrace_client.cli:chat", "Talk to a server in the terminal."),
     "complete": CommandEntry("headrace_client.cli:complete", "Complete one prompt on a server."),
+    "keys": CommandEntry("gateway.commands.keys:keys", "Make, list and revoke API keys."),
     "models": CommandEntry("gateway.commands.models:models", "List, fetch and locate models."),
     "doctor": CommandEntry(
         "gateway.commands.doctor:doctor", "Say what this machine can run, and why."

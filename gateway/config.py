@@ -26,6 +26,7 @@ class GatewayConfig:
         metrics_prefix: "headrace", or "vllm" to export vLLM's metric names as well.
 
         max_body_bytes: largest HTTP body, after decompression, and largest websocket message.
+        header_timeout_s: a client must send the head of its request within this time.
         body_read_timeout_s: a client must send its body within this time.
         sse_keep_alive_interval_s: silence after which a comment is sent; None never sends one.
         send_timeout_s: a client that accepts no byte for so long is disconnected.
@@ -46,6 +47,12 @@ class GatewayConfig:
         ws_close_timeout_s: how long to wait for the other side's close frame.
         ws_max_streams: running requests per websocket.
         ws_max_connections: websockets at a time.
+
+        resume_ttl_s: how long a stream whose connection was lost can be resumed.
+        resume_stream_bytes: output kept of one stream to send it again.
+        resume_total_bytes: output kept of all streams; beyond, the longest lost are given up.
+        resume_max_streams: streams that can be resumed at a time; beyond, the longest lost are
+            given up, and then new ones cannot be resumed.
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +63,7 @@ class GatewayConfig:
     metrics_prefix: str = METRICS_PREFIX
 
     max_body_bytes: int = 8 * 1024 * 1024
+    header_timeout_s: float = 15.0
     body_read_timeout_s: float = 30.0
     sse_keep_alive_interval_s: float | None = 15.0
     send_timeout_s: float = 30.0
@@ -77,6 +85,11 @@ class GatewayConfig:
     ws_close_timeout_s: float = 3.0
     ws_max_streams: int = 32
     ws_max_connections: int = 1024
+
+    resume_ttl_s: float = 30.0
+    resume_stream_bytes: int = 256 * 1024
+    resume_total_bytes: int = 64 * 1024 * 1024
+    resume_max_streams: int = 4096
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):

@@ -261,7 +261,8 @@ def from_engine_error(exc: Exception) -> GatewayError:
         case EngineStoppingError():
             return Unavailable(sanitize(str(exc)), code="shutting_down", retry_after_s=5)
         case EngineDeadError():
-            return Unavailable(sanitize(str(exc)), code="engine_dead")
+            # What it died of is nobody's business but the operator's, and in the log.
+            return Unavailable("the engine has failed", code="engine_dead")
         case _:
             return InternalError()
 

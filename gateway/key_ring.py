@@ -65,11 +65,11 @@ class KeyRing:
         return self._entries is None
 
     @property
-    def accounts(self) -> list[tuple[Account, ApiKey | None]]:
-        """The accounts of the keys in force, or the one that everybody shares, without a key."""
+    def accounts(self) -> list[Account]:
+        """The accounts of the keys in force, or the one that everybody shares."""
         if self._entries is None:
-            return [(self._anonymous, None)]
-        return [(entry.account, entry.key) for entry in self._entries]
+            return [self._anonymous]
+        return [entry.account for entry in self._entries]
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
         """Let these keys in from now on, and no others.
@@ -115,6 +115,7 @@ class KeyRing:
             raise Unauthorized("this API key is not known")
         return Caller(
             account=found.account,
+            principal=found.key.sha256,
             tenant=found.key.tenant_name,
             key_name=found.key.name,
             is_admin=found.key.admin,

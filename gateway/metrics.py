@@ -126,6 +126,10 @@ class Metrics:
         self._families.append(collector)
         self._registry.register(collector)
 
+    def watch(self, collector: Collector) -> None:
+        """Export what somebody else collects, at each scrape."""
+        self._registry.register(collector)
+
     def observe_request(
         self,
         outcome: Outcome,

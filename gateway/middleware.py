@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import re
+import time
 import uuid
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ __all__ = [
     "error_response",
     "errors_as_json",
     "host_and_origin_guard",
+    "log_request",
 ]
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,28 @@ async def assign_request_id(request: web.Request, handler: Handler) -> web.Strea
     echoed = client_id if _CLIENT_REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     request[REQUEST_ID] = echoed
     return await handler(request)
+
+
+@web.middleware
+async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Say at level debug what was asked, without the query: tickets are in it."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return await handler(request)
+    began_s = time.monotonic()
+    status = 499  # the client left, in the words of nginx
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        fields = {
+            "request_id": request.get(REQUEST_ID),
+            "method": request.method,
+            "path": request.path,
+            "status": status,
+            "duration_s": round(time.monotonic() - began_s, 6),
+        }
+        logger.debug("answered", extra={"fields": fields})
 
 
 async def add_common_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -28,6 +28,7 @@ from gateway.openapi_bodies import (
     TicketBody,
     VersionBody,
 )
+from gateway.usage import UsageBody
 
 __all__ = ["ERRORS", "OPERATIONS", "Content", "Operation", "Parameter"]
 
@@ -38,7 +39,7 @@ EVENT_STREAM = "text/event-stream"
 ERRORS = {
     400: "The request makes no sense as it is; `param` names the field.",
     401: "The server has keys and got none of them.",
-    403: "This Host or Origin is not allowed.",
+    403: "This Host or Origin is not allowed, or the key does not suffice.",
     404: "Nothing has this name.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -157,6 +158,12 @@ OPERATIONS = (
         summary="Trade a key for a ticket, which a browser's websocket can carry.",
         answers=_json(TicketBody),
         errors=(429,),
+    ),
+    Operation(
+        method="get",
+        path="/v1/usage",
+        summary="Tell what the caller's key has used, and may; to an admin, of all keys.",
+        answers=_json(UsageBody),
     ),
     Operation(
         method="get",

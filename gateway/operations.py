@@ -31,7 +31,8 @@ async def health(request: web.Request) -> web.Response:
     """Say whether the process should live on: 503 only once the engine is dead."""
     engine = request.app[ENGINE]
     if engine.failure is not None:
-        return web.json_response({"status": "dead", "error": engine.failure}, status=503)
+        # Anybody may ask: what it died of is in the log.
+        return web.json_response({"status": "dead"}, status=503)
     return web.json_response({"status": "ok" if engine.is_ready else "not_ready"})
 
 

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+import ssl
 from types import TracebackType
 from typing import Self
 
-import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.app import build_app
 from gateway.config import GatewayConfig
+from gateway.connection_guard import ConnectionGuard, plain_response
+from gateway.connections import RETRY_AFTER_S, begin_drain
 from gateway.errors import Unavailable, sanitize
 from gateway.generation import TextGenerator
 from gateway.key_ring import KeyRing
@@ -33,6 +35,7 @@ class Server:
 
     Args:
         keys: who may come in; without, everybody.
+        tls: speak TLS with the certificate of this context.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class Server:
         metrics: Metrics,
         *,
         keys: KeyRing | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self._generator = generator
         self._runner = web.AppRunner(
             build_app(config, generator, metrics, keys or KeyRing(None)),
@@ -79,8 +84,11 @@ class Server:
     @property
     def url(self) -> str:
         """An address that a browser on this machine can open."""
+        scheme = "http" if self._tls is None else "https"
         host = "127.0.0.1" if self._config.listens_everywhere else self._config.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
 
     async def start(self) -> None:
         """Listen.
@@ -91,7 +99,13 @@ class Server:
         await self._runner.setup()
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self._new_connection, self._config.host or None, self._config.port, backlog=1024
+                self._new_connection,
+                self._config.host or None,
+                self._config.port,
+                backlog=1024,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self._config.header_timeout_s,
+                ssl_shutdown_timeout=None if self._tls is None else HANDLER_TIMEOUT_S,
             )
         except BaseException:
             await self._runner.cleanup()
@@ -108,6 +122,7 @@ class Server:
         """
         if drain_timeout_s is None:
             drain_timeout_s = self._config.shutdown_timeout_s
+        begin_drain(self._runner.app)
         await self._generator.engine.stop(drain_timeout_s=drain_timeout_s)
         if self._listener is not None:
             self._listener.close()
@@ -118,7 +133,7 @@ class Server:
         server = self._runner.server
         if server is None or len(server.connections) >= self._config.max_connections:
             return _Refusal()
-        return server()
+        return ConnectionGuard(server(), self._config)
 
 
 class _ClientFaults(logging.Filter):
@@ -149,12 +164,11 @@ class _Refusal(asyncio.Protocol):
     """Tells one connection too many to come back later, without reading what it wants."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        error = Unavailable("too many connections are open", code="too_many_connections")
-        body = orjson.dumps({"error": error.to_wire()})
-        head = (
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-            f"Retry-After: 5\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        error = Unavailable(
+            "too many connections are open",
+            code="too_many_connections",
+            retry_after_s=RETRY_AFTER_S,
         )
         if isinstance(transport, asyncio.WriteTransport):
-            transport.write(head.encode() + body)
+            transport.write(plain_response(error, "Service Unavailable"))
             transport.close()

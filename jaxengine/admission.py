@@ -1,7 +1,7 @@
 """Whether a request may join the queue: bounds, and a prediction of how long it would wait."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxengine.config import EngineConfig
 from jaxengine.errors import QueueFullError
@@ -46,6 +46,7 @@ class Admission:
         self._tokens_accepted = 0
         self._tenant_of: dict[str, str] = {}
         self._num_present: dict[str, int] = {}  # requests of each tenant
+        self._weights = dict(config.tenant_weights)
         self._total_weight = 0.0
         self._sample = stats
         self._sampled_s = 0.0
@@ -141,6 +142,11 @@ class Admission:
                     reason="queue_timeout",
                 )
 
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        """Let these weights hold from now on."""
+        self._weights = dict(weights)
+        self._total_weight = sum(self._weight(tenant) for tenant in self._num_present)
+
     def accept(self, request_id: str, request: TokenRequest) -> None:
         """Count a request that joins."""
         tenant = request.tenant
@@ -190,7 +196,7 @@ class Admission:
         return weight / (others + weight)
 
     def _weight(self, tenant: str) -> float:
-        return self._config.tenant_weights.get(tenant, 1.0)
+        return self._weights.get(tenant, 1.0)
 
 
 def _retry_s(excess: int, rate: float) -> float:

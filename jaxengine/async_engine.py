@@ -7,7 +7,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +41,12 @@ class _Stop:
     """End all requests and the thread."""
 
 
-_Message = Request | _Abort | _Stop
+@dataclass(frozen=True, slots=True)
+class _SetWeights:
+    weights: Mapping[str, float]
+
+
+_Message = Request | _Abort | _SetWeights | _Stop
 
 
 class _News(NamedTuple):
@@ -115,6 +120,11 @@ class AsyncEngine:
     def check_capacity(self, num_requests: int, *, tenant: str = "") -> None:
         """Refuse before the work of tokenizing; see TokenEngine.check_capacity."""
         self._admission.check_count(num_requests, tenant)
+
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the tenants' shares; see TokenEngine.set_tenant_weights."""
+        self._admission.set_tenant_weights(weights)
+        self._inbox.put(_SetWeights(dict(weights)))
 
     def _accept(self, request: TokenRequest) -> OutputStream:
         params = request.params
@@ -247,6 +257,8 @@ class AsyncEngine:
                     self._core.add(message)
                 case _Abort(request_id):
                     outputs += self._core.abort(request_id)
+                case _SetWeights(weights):
+                    self._core.set_tenant_weights(weights)
                 case _Stop():
                     return outputs + self._core.abort_all(), False
 

@@ -38,11 +38,15 @@ class Tenant:
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
-        self.weight = weight
-        self.units = max(1, round(weight / WEIGHT_UNIT))
         self.service = 0.0
         self.num_requests = 0
         self.num_running = 0
+        self.set_weight(weight)
+
+    def set_weight(self, weight: float) -> None:
+        """Let the service from now on be counted by this weight."""
+        self.weight = weight
+        self.units = max(1, round(weight / WEIGHT_UNIT))
         self._cost = 1 / weight
 
     def charge(self, num_tokens: int) -> None:
@@ -59,6 +63,13 @@ class TenantLedger:
         self._present: set[Tenant] = set()  # those with requests
         self._total_units = 0  # of these
         self._highest_absent = 0.0  # service of any that had left
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Let these weights hold from now on, and 1 for all others."""
+        self._weights = dict(weights)
+        for tenant in self._tenants.values():
+            tenant.set_weight(self._weights.get(tenant.name, 1.0))
+        self._total_units = sum(tenant.units for tenant in self._present)
 
     def arrive(self, name: str, *, first_waiting: Tenant | None) -> Tenant:
         """Count a request that came and return the account it is charged to.

@@ -1,6 +1,6 @@
 """What the gateway needs from an engine, and all that it sees of one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,6 +85,10 @@ class TokenEngine(Protocol):
         Raises:
             QueueFullError: too many requests wait.
         """
+        ...
+
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        """Let these shares, all above 0, hold from now on, and 1 for all other tenants."""
         ...
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:

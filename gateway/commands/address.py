@@ -1,5 +1,6 @@
 """The address of a server: found out early to be taken, and told to others in a file."""
 
+import ipaddress
 import os
 import socket
 import tempfile
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import click
 
-__all__ = ["check_address", "prepare_port_file", "reason", "write_port_file"]
+__all__ = ["check_address", "check_loopback", "prepare_port_file", "reason", "write_port_file"]
 
 
 def check_address(host: str, port: int) -> None:
@@ -30,6 +31,21 @@ def check_address(host: str, port: int) -> None:
                 probe.bind(address)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {reason(error)}") from error
+
+
+def check_loopback(host: str) -> None:
+    """Refuse an address that others can reach, for a server that lets everybody in.
+
+    Raises:
+        click.UsageError: it is one.
+    """
+    addresses = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)
+    if all(ipaddress.ip_address(address[4][0]).is_loopback for address in addresses):
+        return
+    raise click.UsageError(
+        f"others can reach {host or 'this address'}, and without API keys everybody could use the "
+        "model: give --api-keys-file (headrace keys new), or --allow-unauthenticated"
+    )
 
 
 def prepare_port_file(path: Path) -> None:

@@ -9,7 +9,7 @@ import logging
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Unpack
 
@@ -21,10 +21,12 @@ from rich.table import Table
 from gateway.chat_template import ChatTemplate
 from gateway.commands.address import (
     check_address,
+    check_loopback,
     prepare_port_file,
     reason,
     write_port_file,
 )
+from gateway.commands.door import Door
 from gateway.commands.memory_table import MemoryPart, memory_table
 from gateway.commands.models import download_bar
 from gateway.commands.reporting import progress_bar, warnings_in_the_log
@@ -32,6 +34,7 @@ from gateway.commands.serve_options import ServeOptions, as_options, serve_optio
 from gateway.config import GatewayConfig
 from gateway.diagnosis import compile_cache_dir
 from gateway.generation import TextGenerator
+from gateway.log_format import configure_logging
 from gateway.machine import read_machine
 from gateway.metrics import Metrics
 from gateway.server import Server
@@ -61,15 +64,16 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     Every option can be set as HEADRACE_<OPTION> in the environment.
     """
     start_s = time.monotonic()
-    logging.basicConfig(
-        level=options["log_level"].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(options["log_level"], options["log_format"])
     # JAX tells at length which accelerators it did not find; `headrace doctor` says it better.
     logging.getLogger("jax").setLevel(logging.WARNING)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    engine_options = _engine_options(options)
+    door = Door(options)
+    engine_options = _engine_options(options, door.tenant_weights)
     # What can be refused at once is not refused after minutes of loading.
     check_address(options["host"], options["port"])
+    if door.key_ring.is_open and not options["allow_unauthenticated"]:
+        check_loopback(options["host"])
     port_file, chat_template = options["port_file"], options["chat_template"]
     if port_file is not None:
         prepare_port_file(port_file)
@@ -113,17 +117,19 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
         if port_file is not None:
             write_port_file(port_file, server.port)
         console.print(f"ready after {time.monotonic() - start_s:.1f} s")
+        console.print(f"  {door.description}")
         console.print(f"  chat page   {server.url}/")
         console.print(f"  dashboard   {server.url}/dashboard")
         console.print(f"  OpenAI API  {server.url}/v1")
         console.print(f"  websocket   {server.url.replace('http', 'ws', 1)}/v1/stream")
         console.print(f"  metrics     {server.url}/metrics")
 
-    asyncio.run(_serve(Server(config, generator, metrics), built, on_listening))
+    server = Server(config, generator, metrics, keys=door.key_ring, tls=door.tls)
+    asyncio.run(_serve(server, built, door, on_listening))
 
 
 async def _serve(
-    server: Server, built: BuiltEngine, on_listening: Callable[[Server], None]
+    server: Server, built: BuiltEngine, door: Door, on_listening: Callable[[Server], None]
 ) -> None:
     """Listen until SIGTERM or SIGINT, then drain; a second signal does not wait."""
     signalled = asyncio.Event()
@@ -135,6 +141,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, door.reload, built.engine)
     try:
         await server.start()  # first, so that a port taken meanwhile costs no running engine
     except OSError as error:
@@ -155,12 +162,13 @@ async def _serve(
     await draining
 
 
-def _engine_options(options: ServeOptions) -> EngineOptions:
+def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) -> EngineOptions:
     target_itl_ms = options["target_itl_ms"]
     try:
         return EngineOptions(
             dtype=options["dtype"],
             kv_cache_dtype=options["kv_cache_dtype"],
+            attention_kernel=options["attention_kernel"],
             max_model_len=options["max_model_len"],
             max_num_batched_tokens=options["max_num_batched_tokens"],
             max_num_scheduled_tokens=options["max_num_scheduled_tokens"],
@@ -171,7 +179,7 @@ def _engine_options(options: ServeOptions) -> EngineOptions:
             batch_window_s=options["batch_window_ms"] / 1000,
             scheduling_policy=options["scheduling_policy"],
             priority_aging_s=options["priority_aging_s"],
-            tenant_weights=dict(options["tenant_weight"]),
+            tenant_weights=tenant_weights,
             max_num_queued_requests=options["max_num_queued_reqs"],
             max_num_queued_tokens=options["max_num_queued_tokens"],
             queue_timeout_s=options["queue_timeout"] or None,
@@ -201,6 +209,13 @@ def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
             reasoning_parser=options["reasoning_parser"],
             shutdown_timeout_s=options["shutdown_timeout"],
             sse_keep_alive_interval_s=options["sse_keep_alive_interval"] or None,
+            max_body_bytes=options["max_body_bytes"],
+            max_connections=options["max_connections"],
+            ws_max_connections=options["max_websockets"],
+            header_timeout_s=options["header_timeout"],
+            body_read_timeout_s=options["body_timeout"],
+            send_timeout_s=options["send_timeout"],
+            keepalive_timeout_s=options["keepalive_timeout"],
         )
     except ValueError as error:
         raise click.UsageError(as_options(str(error))) from error
@@ -245,6 +260,7 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
         f"{config.max_num_seqs} requests; {built.num_buckets} buckets compiled, "
         "nothing is compiled from here on"
     )
+    console.print(f"attention kernel {built.attention.kernel}: {built.attention.reason}")
     console.print(
         f"KV cache for {capacity / config.max_model_len:.1f} requests at the full length of "
         f"{config.max_model_len:,} tokens"

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict, get_args
+from typing import get_args
 
 import click
 
+from gateway.commands.door_options import DOOR, DoorOptions
 from gateway.commands.option_types import (
     ByteSize,
     PositiveNumber,
@@ -17,6 +18,7 @@ from gateway.commands.option_types import (
 )
 from gateway.config import METRICS_PREFIX, ReasoningFormat, ToolParserName
 from jaxengine.config import BatchingMode, Dtype, KVCacheDtype, SchedulingPolicy
+from kernels_pallas.kernel_names import WantedKernel
 
 __all__ = ["ServeOptions", "as_options", "serve_options"]
 
@@ -31,7 +33,7 @@ OPTION_OF_FIELD = {
 }
 
 
-class ServeOptions(TypedDict):
+class ServeOptions(DoorOptions):
     """What the command line gives. Names as on the command line, units as there."""
 
     host: str
@@ -54,6 +56,7 @@ class ServeOptions(TypedDict):
     max_num_queued_tokens: int
     queue_timeout: float
     kv_cache_dtype: KVCacheDtype
+    attention_kernel: WantedKernel
     block_size: str
     kv_cache_memory_bytes: int | None
     kv_cache_memory_share: float | None
@@ -65,12 +68,9 @@ class ServeOptions(TypedDict):
     chat_template: Path | None
     tool_call_parser: ToolParserName
     reasoning_parser: ReasoningFormat
-    allowed_origin: tuple[str, ...]
-    allowed_host: tuple[str, ...]
     metrics_prefix: str
     shutdown_timeout: float
     sse_keep_alive_interval: float
-    log_level: str
 
 
 def _kv_cache_dtype(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -206,6 +206,12 @@ KV_CACHE = (
         help="Of the KV cache; auto takes --dtype, fp8 is fp8_e4m3.",
     ),
     click.option(
+        "--attention-kernel",
+        default="auto",
+        type=click.Choice(get_args(WantedKernel)),
+        help="What attends over the KV cache; auto takes the fastest that works here.",
+    ),
+    click.option(
         "--block-size",
         default="16",
         type=click.Choice(["8", "16", "32", "64", "128"]),
@@ -253,8 +259,6 @@ GATEWAY = (
         type=click.Choice(get_args(ReasoningFormat)),
         help="How it marks its thoughts, likewise; none leaves them in the text.",
     ),
-    click.option("--allowed-origin", multiple=True, help="Web origin that may call us."),
-    click.option("--allowed-host", multiple=True, help="Further name in the Host header."),
     click.option(
         "--metrics-prefix",
         default=METRICS_PREFIX,
@@ -273,18 +277,12 @@ GATEWAY = (
         type=Seconds(),
         help="Seconds of silence before a comment is sent; 0 never sends one.",
     ),
-    click.option(
-        "--log-level",
-        default="info",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        help="What is logged.",
-    ),
 )
 
 
 def serve_options[F: Callable[..., object]](command: F) -> F:
     """Add the options to a command that takes the fields of ServeOptions."""
-    for option in reversed((*WHERE, *STEPS, *SCHEDULING, *KV_CACHE, *GATEWAY)):
+    for option in reversed((*WHERE, *STEPS, *SCHEDULING, *KV_CACHE, *GATEWAY, *DOOR)):
         command = option(command)
     return command
 

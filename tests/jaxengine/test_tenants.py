@@ -141,3 +141,20 @@ def test_who_is_present_is_never_forgotten_and_who_owes_most_is_remembered_longe
     assert arrive(ledger, "present") is present
     assert arrive(ledger, "debtor", first_waiting=present) is debtor
     assert debtor.service == 1000
+
+
+def test_a_weight_that_changes_holds_for_service_from_then_on():
+    ledger = TenantLedger({"a": 2.0})
+    a, b = arrive(ledger, "a"), arrive(ledger, "b")
+    a.charge(8)
+    ledger.set_weights({"a": 4.0, "c": 5.0})
+    a.charge(8)
+    assert a.service == 4.0 + 2.0
+    assert ledger.share(a, 10) == 8
+    c = arrive(ledger, "c")
+    assert [ledger.share(tenant, 10) for tenant in (a, b, c)] == [4, 1, 5]
+    ledger.set_weights({})
+    assert [ledger.share(tenant, 12) for tenant in (a, b, c)] == [4, 4, 4]
+    for tenant in (a, b, c):
+        leave(ledger, tenant)
+    assert ledger.share(arrive(ledger, "a"), 7) == 7
