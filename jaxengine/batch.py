@@ -21,6 +21,7 @@ from jaxengine.buckets import Bucket, smallest_bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from jaxengine.token_rules import TokenRules
 from kernels_pallas.work_plan import (
     DECODE_SPLIT_FIELDS,
     PREFILL_TILE_FIELDS,
@@ -34,6 +35,8 @@ from kernels_pallas.work_plan import (
 __all__ = [
     "BatchBuilder",
     "BatchLayout",
+    "PackedStep",
+    "RulesBatch",
     "SamplingBatch",
     "ScheduledBatch",
     "pick_token_ids",
@@ -63,6 +66,23 @@ class SamplingBatch(NamedTuple):
     any_suppressed: Array
 
 
+class RulesBatch(NamedTuple):
+    """Rules about tokens, besides RuleArrays. A pytree of device arrays.
+
+    Attributes:
+        presence_penalty, frequency_penalty, repetition_penalty: as in SamplingParams; zeros for
+            sequences without penalties.
+        any_biased, any_penalized, any_masked: whether some sequence needs it at all.
+    """
+
+    presence_penalty: Float[Array, "S"]
+    frequency_penalty: Float[Array, "S"]
+    repetition_penalty: Float[Array, "S"]
+    any_biased: Array
+    any_penalized: Array
+    any_masked: Array
+
+
 class ScheduledBatch(NamedTuple):
     """One step as the device sees it. A pytree of device arrays.
 
@@ -71,6 +91,9 @@ class ScheduledBatch(NamedTuple):
         positions: absolute position of each token in its sequence.
         rows: row of each sequence in the device state; the spare row where nothing is sampled.
         sample_indices: packed index of the token after which each sequence is sampled.
+        targets: prompt token after each token, where its log-probability is wanted, else -1; of
+            no use (and without elements) where every sequence has one token.
+        any_logprobs, any_targets: whether some sequence wants log-probabilities at all.
     """
 
     token_ids: Int[Array, "T"]
@@ -79,6 +102,38 @@ class ScheduledBatch(NamedTuple):
     sample_indices: Int[Array, "S"]
     attention: AttentionBatch
     sampling: SamplingBatch
+    rules: RulesBatch
+    targets: Int[Array, "T"]
+    any_logprobs: Array
+    any_targets: Array
+
+
+class PackedStep(NamedTuple):
+    """One step, ready to be sent.
+
+    Attributes:
+        packed: the buffer; a fresh one, because the device may keep using it.
+        sequences: for each scheduled request its sequence in the batch.
+        rules: sequences that have rules about tokens, and these.
+        logprobs: indices of scheduled requests that get the log-probabilities of a sampled token.
+        prompt_logprobs: (index of a scheduled request that gets those of prompt tokens, packed
+            index of its first token, number of its tokens).
+    """
+
+    layout: "BatchLayout"
+    packed: NDArray[np.int32]
+    sequences: list[int]
+    rules: list[tuple[int, TokenRules]]
+    logprobs: list[int]
+    prompt_logprobs: list[tuple[int, int, int]]
+
+
+# Flags of a step that are not zero if some sequence needs what they name.
+_FLAGS = (
+    *("any_random", "any_filtered", "any_suppressed", "any_logprobs", "any_targets"),
+    *("any_biased", "any_penalized", "any_masked"),
+)
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -91,7 +146,7 @@ class BatchLayout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        tokens, seqs, _ = self.bucket
+        tokens, seqs, decode_only = self.bucket
         return {
             "token_ids": (tokens,),
             "positions": (tokens,),
@@ -113,9 +168,9 @@ class BatchLayout:
             "seed": (seqs, 2),
             "position": (seqs,),
             "suppressed_ids": (seqs, MAX_STOP_TOKEN_IDS + self.num_eos_token_ids),
-            "any_random": (),
-            "any_filtered": (),
-            "any_suppressed": (),
+            "targets": (0 if decode_only else tokens,),
+            **dict.fromkeys(_PENALTIES, (seqs,)),
+            **dict.fromkeys(_FLAGS, ()),
         }
 
     @cached_property
@@ -142,8 +197,9 @@ class BatchLayout:
             start = end
         floats = {
             name: lax.bitcast_convert_type(arrays[name], jnp.float32)
-            for name in ("temperature", "top_p", "min_p")
+            for name in ("temperature", "top_p", "min_p", *_PENALTIES)
         }
+        flags = {name: arrays[name] > 0 for name in _FLAGS}
         return ScheduledBatch(
             token_ids=arrays["token_ids"],
             positions=arrays["positions"],
@@ -151,12 +207,17 @@ class BatchLayout:
             sample_indices=arrays["sample_indices"],
             attention=AttentionBatch(**{name: arrays[name] for name in AttentionBatch._fields}),
             sampling=SamplingBatch(
-                **floats,
+                **{name: floats[name] for name in ("temperature", "top_p", "min_p")},
                 **{name: arrays[name] for name in ("top_k", "seed", "position", "suppressed_ids")},
-                any_random=arrays["any_random"] > 0,
-                any_filtered=arrays["any_filtered"] > 0,
-                any_suppressed=arrays["any_suppressed"] > 0,
+                **{name: flags[name] for name in ("any_random", "any_filtered", "any_suppressed")},
             ),
+            rules=RulesBatch(
+                **{name: floats[name] for name in _PENALTIES},
+                **{name: flags[name] for name in ("any_biased", "any_penalized", "any_masked")},
+            ),
+            targets=arrays["targets"],
+            any_logprobs=flags["any_logprobs"],
+            any_targets=flags["any_targets"],
         )
 
 
@@ -198,17 +259,14 @@ class BatchBuilder:
             list(self._layouts),
             num_tokens=output.num_tokens + output.wasted_slots,
             num_seqs=len(output.scheduled),
-            decode_only=all(item.num_new_tokens == 1 for item in output.scheduled),
+            decode_only=all(
+                item.num_new_tokens == 1 and not _has_targets(item) for item in output.scheduled
+            ),
         )
         return self._layouts[bucket]
 
-    def build(self, output: SchedulerOutput) -> tuple[BatchLayout, NDArray[np.int32], list[int]]:
-        """Pack one step.
-
-        Returns:
-            The layout, a fresh buffer (the device may keep using it), and for each scheduled
-            request its sequence in the batch.
-        """
+    def build(self, output: SchedulerOutput) -> PackedStep:
+        """Pack one step."""
         layout = self.choose(output)
         packed = np.zeros(layout.size, np.int32)
         views = layout.views(packed)
@@ -222,12 +280,28 @@ class BatchBuilder:
         )
         views["rows"][:] = self._spare_row
         views["suppressed_ids"][:] = -1
+        views["targets"][:] = -1
+        rules: list[tuple[int, TokenRules]] = []
+        logprobs: list[int] = []
+        prompt_logprobs: list[tuple[int, int, int]] = []
         start = 0
         for seq, index in enumerate(order):
             self._pack_tokens(views, seq, start, items[index])
-            self._pack_sampling(views, seq, items[index])
-            start += items[index].num_new_tokens
+            item = items[index]
+            self._pack_sampling(views, seq, item)
+            if item.samples:
+                if item.request.rules is not None:
+                    _pack_rules(views, seq, item.request.rules)
+                    rules.append((seq, item.request.rules))
+                if item.request.params.logprobs is not None:
+                    logprobs.append(index)
+            if _has_targets(item):
+                count = _pack_targets(views, start, item)
+                prompt_logprobs.append((index, start, count))
+            start += item.num_new_tokens
         views["query_start_loc"][len(order) :] = start
+        views["any_logprobs"][...] = bool(logprobs)
+        views["any_targets"][...] = bool(prompt_logprobs)
         num_decodes = sum(item.num_new_tokens == 1 for item in items)
         views["num_decodes"][...] = num_decodes
         views["num_prefill_tiles"][...] = plan_prefill_tiles(
@@ -242,7 +316,7 @@ class BatchBuilder:
         sequences = [0] * len(order)
         for seq, index in enumerate(order):
             sequences[index] = seq
-        return layout, packed, sequences
+        return PackedStep(layout, packed, sequences, rules, logprobs, prompt_logprobs)
 
     def _pack_tokens(
         self, views: dict[str, NDArray[np.int32]], seq: int, start: int, item: ScheduledRequest
@@ -295,6 +369,32 @@ class BatchBuilder:
             return ()
         eos = () if params.ignore_eos else self._eos_token_ids
         return (*eos, *params.stop_token_ids)
+
+
+def _has_targets(item: ScheduledRequest) -> bool:
+    """Whether log-probabilities of prompt tokens are wanted that follow tokens of the item."""
+    request = item.request
+    return request.lacks_prompt_logprobs and item.first_position + 1 < request.num_prompt_tokens
+
+
+def _pack_targets(views: dict[str, NDArray[np.int32]], start: int, item: ScheduledRequest) -> int:
+    """Pack the prompt tokens after those of the item; return how many there are."""
+    request, first = item.request, item.first_position + 1
+    end = min(first + item.num_new_tokens, request.num_prompt_tokens)
+    views["targets"][start : start + end - first] = request.token_ids[first:end]
+    return end - first
+
+
+def _pack_rules(views: dict[str, NDArray[np.int32]], seq: int, rules: TokenRules) -> None:
+    params = rules.params
+    if params.penalizes:
+        for name in _PENALTIES:
+            views[name].view(np.float32)[seq] = getattr(params, name)
+        views["any_penalized"][...] = 1
+    if params.logit_bias:
+        views["any_biased"][...] = 1
+    if params.masks:
+        views["any_masked"][...] = 1
 
 
 def pick_token_ids(token_ids_T: Int[Array, "T"], last_token_R: Int[Array, "R"]) -> Int[Array, "T"]:

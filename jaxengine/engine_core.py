@@ -10,14 +10,14 @@ does. Both give the same tokens.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from jaxengine.config import EngineConfig
 from jaxengine.errors import EngineDeadError
 from jaxengine.kv_cache_manager import KVCacheManager
-from jaxengine.outputs import RequestOutput
+from jaxengine.outputs import ItemLogprobs, RequestOutput
 from jaxengine.request import Request
 from jaxengine.scheduler import Scheduler
 from jaxengine.scheduler_output import SchedulerOutput
@@ -49,6 +49,10 @@ class StepHandle(Protocol):
 
         It is meaningless where nothing was sampled.
         """
+        ...
+
+    def logprobs(self) -> Mapping[int, ItemLogprobs]:
+        """Return those of the scheduled requests, by index, that want them; after `result`."""
         ...
 
 
@@ -139,6 +143,10 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         self._scheduler.add(request)
+
+    def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
+        """Let these weights hold from now on; see TokenEngine.set_tenant_weights."""
+        self._scheduler.tenants.set_weights(weights)
 
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a request early; its blocks are free at once. Returns its last output, if any."""
@@ -251,6 +259,8 @@ class EngineCore:
         self._records.append(record)
         if self._step_times is not None:
             self._step_times.observe(step.output.work, record.duration_s)
+        for index, found in step.handle.logprobs().items():
+            step.output.scheduled[index].request.note_logprobs(found)
         return self._scheduler.update(step.output, sampled, now_s)
 
     def _recover(self, error: Exception) -> list[RequestOutput]:

@@ -54,7 +54,8 @@ class KVCacheManager:
     def match_prefix(self, request: Request) -> int:
         """Give a request without blocks the cached blocks of its beginning.
 
-        The last token is never matched: its logits are needed, so it must be computed.
+        The last token is never matched: its logits are needed, so it must be computed. So are
+        those of all tokens whose log-probabilities are wanted.
 
         Returns:
             The number of tokens in those blocks.
@@ -62,7 +63,7 @@ class KVCacheManager:
         table = request.block_ids
         assert not table, f"{request} holds blocks already"
         self._holders.add(request)
-        if not self._enable_prefix_caching:
+        if not self._enable_prefix_caching or request.lacks_prompt_logprobs:
             return 0
         most = (len(request.token_ids) - 1) // self._block_size
         for index in range(most):

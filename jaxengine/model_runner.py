@@ -1,26 +1,46 @@
 """The device side of a step: compiled programs, device state, and one transfer each way."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Int
 
-from jaxengine.batch import BatchBuilder, BatchLayout, pick_token_ids
+from jaxengine.batch import BatchBuilder, BatchLayout, PackedStep, pick_token_ids
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import DeviceState, new_device_state
+from jaxengine.logit_rules import apply_rules
+from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs, read_logprobs, token_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from jaxengine.outputs import ItemLogprobs
+from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.sampling import sample
-from jaxengine.scheduler_output import SchedulerOutput
+from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
 __all__ = ["JaxModelRunner"]
+
+
+class _Results(NamedTuple):
+    """What a step computes for the host; the host fetches only what somebody wants.
+
+    Attributes:
+        sampled: a token for each sequence.
+        logprobs: of these tokens, as in `jaxengine.logprobs`.
+        prompt_logprobs: of the tokens after each packed token.
+    """
+
+    sampled: Int[Array, "S"]
+    logprobs: Int[Array, "S F"]
+    prompt_logprobs: Int[Array, "T F"]
 
 
 class JaxModelRunner:
@@ -46,6 +66,10 @@ class JaxModelRunner:
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
         self._state = new_device_state(model, config)
+        self._no_rules = {
+            num_seqs: self._rule_layout(num_seqs).resident()
+            for num_seqs in {bucket.num_seqs for bucket in self.buckets}
+        }
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -96,30 +120,59 @@ class JaxModelRunner:
         graph, tree = self._graph, self._weights_tree
 
         def step(
-            weights: list[Array], state: DeviceState, packed: Int[Array, "_"]
-        ) -> tuple[DeviceState, Int[Array, "S"]]:
+            weights: list[Array], state: DeviceState, packed: Int[Array, "_"], rules: RuleArrays
+        ) -> tuple[DeviceState, _Results]:
             decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
             batch = layout.unpack(packed)
+            token_ids_T = pick_token_ids(batch.token_ids, state.last_token)
             hidden_TD, kv_cache = decoder(
-                pick_token_ids(batch.token_ids, state.last_token),
+                token_ids_T,
                 batch.positions,
                 state.kv_cache,
                 batch.attention,
                 decode_only=layout.bucket.decode_only,
             )
             logits_SV = decoder.logits(hidden_TD[batch.sample_indices])
-            sampled_S = sample(logits_SV, batch.sampling)
+            ends_S = batch.sample_indices
+            pending_S = jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1)
+            any_rules = batch.rules.any_biased | batch.rules.any_penalized | batch.rules.any_masked
+            ruled_SV = lax.cond(
+                any_rules,
+                lambda: apply_rules(logits_SV, batch.rules, rules, pending_S),
+                lambda: logits_SV,
+            )
+            sampled_S = sample(ruled_SV, batch.sampling)
             last_token = state.last_token.at[batch.rows].set(sampled_S)
-            return DeviceState(kv_cache, last_token), sampled_S
+            results = _Results(
+                sampled=sampled_S,
+                logprobs=lax.cond(
+                    batch.any_logprobs,
+                    lambda: token_logprobs(logits_SV, sampled_S),
+                    lambda: jnp.zeros((layout.bucket.num_seqs, NUM_FIELDS), jnp.int32),
+                ),
+                prompt_logprobs=lax.cond(
+                    batch.any_targets,
+                    lambda: prompt_logprobs(
+                        hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
+                    ),
+                    lambda: jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32),
+                )
+                if batch.targets.size
+                else jnp.zeros((0, NUM_FIELDS), jnp.int32),
+            )
+            return DeviceState(kv_cache, last_token), results
 
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
-        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed)
+        rules = self._no_rules[layout.bucket.num_seqs]
+        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed, rules)
 
     def execute(self, output: SchedulerOutput) -> "_JaxStep":
         """Launch a step without waiting for it."""
-        layout, packed, sequences = self._builder.build(output)
-        sampled = self._launch(layout, packed)
-        return _JaxStep(sampled, sequences, layout.bucket.num_tokens)
+        step = self._builder.build(output)
+        rules = self._no_rules[step.layout.bucket.num_seqs]
+        if step.rules:
+            rules = self._rule_layout(step.layout.bucket.num_seqs).pack(step.rules, rules)
+        return _JaxStep(self._launch(step.layout, step.packed, rules), step, output.scheduled)
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
@@ -133,26 +186,55 @@ class JaxModelRunner:
             # Only the reserved block and the spare row are written.
             layout.views(packed)["rows"][:] = self._config.max_num_seqs
             start_s = time.perf_counter()
-            np.asarray(self._launch(layout, packed))
+            rules = self._no_rules[layout.bucket.num_seqs]
+            np.asarray(self._launch(layout, packed, rules).sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
-    def _launch(self, layout: BatchLayout, packed: np.ndarray) -> Array:
+    def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> _Results:
         program = self._programs[layout.bucket]
-        sampled: Array
-        self._state, sampled = program(self._weights, self._state, packed)
-        return sampled
+        results: _Results
+        self._state, results = program(self._weights, self._state, packed, rules)
+        return results
+
+    def _rule_layout(self, num_seqs: int) -> RuleLayout:
+        return RuleLayout(num_seqs, self._model.vocab_size, self._config.max_model_len)
 
 
 class _JaxStep:
     """A launched step whose tokens are on their way to the host."""
 
-    def __init__(self, sampled: Array, sequences: list[int], num_slots: int) -> None:
-        self._sampled = sampled
-        self._sequences = sequences
-        self.num_slots = num_slots
-        sampled.copy_to_host_async()
+    def __init__(
+        self, results: _Results, step: PackedStep, items: Sequence[ScheduledRequest]
+    ) -> None:
+        self._results = results
+        self._step = step
+        self._items = items
+        self.num_slots = step.layout.bucket.num_tokens
+        results.sampled.copy_to_host_async()
+        if step.logprobs:
+            results.logprobs.copy_to_host_async()
+        if step.prompt_logprobs:
+            results.prompt_logprobs.copy_to_host_async()
 
     def result(self) -> Sequence[int]:
-        token_ids: list[int] = np.asarray(self._sampled).tolist()
-        return [token_ids[seq] for seq in self._sequences]
+        token_ids: list[int] = np.asarray(self._results.sampled).tolist()
+        return [token_ids[seq] for seq in self._step.sequences]
+
+    def logprobs(self) -> Mapping[int, ItemLogprobs]:
+        step, found = self._step, {}
+        if step.logprobs:
+            rows = np.asarray(self._results.logprobs)
+            for index in step.logprobs:
+                num_top = self._items[index].request.params.logprobs or 0
+                sampled = read_logprobs(rows[step.sequences[index]], num_top)
+                found[index] = ItemLogprobs(sampled, 0, ())
+        if step.prompt_logprobs:
+            rows = np.asarray(self._results.prompt_logprobs)
+            for index, start, count in step.prompt_logprobs:
+                item = self._items[index]
+                num_top = item.request.params.prompt_logprobs or 0
+                prompt = tuple(read_logprobs(row, num_top) for row in rows[start : start + count])
+                sampled_too = found[index].sampled if index in found else None
+                found[index] = ItemLogprobs(sampled_too, item.first_position + 1, prompt)
+        return found

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["FinishReason", "RequestOutput", "RequestTiming"]
+__all__ = [
+    "FinishReason",
+    "ItemLogprobs",
+    "RequestOutput",
+    "RequestTiming",
+    "TokenLogprobs",
+]
 
 
 class FinishReason(StrEnum):
@@ -16,6 +22,33 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the engine failed while serving it
     QUEUE_TIMEOUT = "queue_timeout"  # it waited too long to start
     DEADLINE = "deadline"  # its time was up, with what it had by then
+    DEAD_END = "dead_end"  # its rules allow no token here, so it is cut
+
+
+class TokenLogprobs(NamedTuple):
+    """What the model thought of one token, before penalties, masks and temperature.
+
+    Attributes:
+        logprob: log-probability of the token.
+        top: the most likely (token id, log-probability) at its place, likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class ItemLogprobs(NamedTuple):
+    """Log-probabilities that one request got in one step.
+
+    Attributes:
+        sampled: of the sampled token, if it wants them.
+        first_position: position of the first of the prompt tokens.
+        prompt: of consecutive prompt tokens.
+    """
+
+    sampled: TokenLogprobs | None
+    first_position: int
+    prompt: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +88,9 @@ class RequestOutput(NamedTuple):
         stop_token_id: the token that ended the request, if it ended by STOP.
         error: one line for the client, if it ended by ERROR.
         timing: set on the last output only.
+        new_logprobs: one for each new token, or none at all if the request wants none.
+        prompt_logprobs: one for each prompt token, None for the first; in one output, and only if
+            the request wants them.
     """
 
     request_id: str
@@ -67,6 +103,8 @@ class RequestOutput(NamedTuple):
     stop_token_id: int | None = None
     error: str | None = None
     timing: RequestTiming | None = None
+    new_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def finished(self) -> bool:
@@ -85,4 +123,8 @@ class RequestOutput(NamedTuple):
             stop_token_id=later.stop_token_id,
             error=later.error,
             timing=later.timing,
+            new_logprobs=self.new_logprobs + later.new_logprobs,
+            prompt_logprobs=(
+                later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+            ),
         )

@@ -3,9 +3,16 @@
 from collections.abc import Collection
 from enum import Enum, auto
 
-from jaxengine.outputs import FinishReason, RequestOutput, RequestTiming
+from jaxengine.outputs import (
+    FinishReason,
+    ItemLogprobs,
+    RequestOutput,
+    RequestTiming,
+    TokenLogprobs,
+)
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.tenants import Tenant
+from jaxengine.token_rules import TokenRules
 
 __all__ = ["Request", "RequestStatus"]
 
@@ -46,15 +53,22 @@ class Request:
         max_num_tokens: how long it can get, prompt and output, by `set_limits`.
         rank: place in the order of requests, lower first; fixed once the scheduler has it.
         samples_at_random: whether its tokens are drawn, not just the most likely ones.
+        needs_last_token: as in SamplingParams.
         account: what its tenant's service is charged to; given by the scheduler.
         num_waiting_tokens: tokens that it had to compute when it last began to wait.
         num_charged_tokens: beginning of the sequence that has been charged, or came for free.
         num_cached_tokens: prompt tokens found in the prefix cache at the first admission.
+        rules: what its next tokens depend on besides the model, by `set_limits`; None without.
+        lacks_prompt_logprobs: it wants log-probabilities of prompt tokens that are not known yet,
+            so that no part of its prompt may come from the prefix cache.
     """
 
     # Steps touch thousands of requests: slots are faster than a dict, and smaller.
     __slots__ = (
         "__weakref__",
+        "_new_logprobs",
+        "_num_prompt_logprobs",
+        "_prompt_logprobs",
         "account",
         "arrival_time_s",
         "block_hashes",
@@ -65,8 +79,10 @@ class Request:
         "finish_reason",
         "first_scheduled_time_s",
         "first_token_time_s",
+        "lacks_prompt_logprobs",
         "last_token_time_s",
         "max_num_tokens",
+        "needs_last_token",
         "num_cached_tokens",
         "num_charged_tokens",
         "num_computed_tokens",
@@ -81,6 +97,7 @@ class Request:
         "rank",
         "request_id",
         "row",
+        "rules",
         "samples_at_random",
         "seed",
         "status",
@@ -123,6 +140,7 @@ class Request:
         self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
         self.block_ids: list[int] = []
         self.samples_at_random = not params.is_greedy
+        self.needs_last_token = params.needs_last_token
         self.account = Tenant(tenant, 1.0)
         self.num_charged_tokens = 0
         self.num_waiting_tokens = 0
@@ -133,6 +151,15 @@ class Request:
         self.first_scheduled_time_s: float | None = None
         self.first_token_time_s: float | None = None
         self.last_token_time_s: float | None = None
+        self.rules: TokenRules | None = None
+        self.lacks_prompt_logprobs = (
+            params.prompt_logprobs is not None and self.num_prompt_tokens > 1
+        )
+        self._new_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._num_prompt_logprobs = 1  # known, counting the first token, which has none
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = (
+            None if params.prompt_logprobs is None else [None] * self.num_prompt_tokens
+        )
 
     def __repr__(self) -> str:
         return (
@@ -160,14 +187,39 @@ class Request:
         eos = () if params.ignore_eos else eos_token_ids
         self.end_token_ids = frozenset((*params.stop_token_ids, *eos))
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
+        if params.masks or params.penalizes or params.logit_bias:
+            self.rules = TokenRules(
+                params,
+                self.token_ids,
+                eos_token_ids=eos_token_ids,
+                end_token_ids=self.end_token_ids,
+            )
+
+    def note_logprobs(self, logprobs: ItemLogprobs) -> None:
+        """Take in what a step says about its tokens; call it before `append`."""
+        self._new_logprobs = () if logprobs.sampled is None else (logprobs.sampled,)
+        known = self._prompt_logprobs
+        if logprobs.prompt and known is not None:
+            # After a preemption some come again, the same as before.
+            end = logprobs.first_position + len(logprobs.prompt)
+            known[logprobs.first_position : end] = logprobs.prompt
+            self._num_prompt_logprobs = max(self._num_prompt_logprobs, end)
+            self.lacks_prompt_logprobs = self._num_prompt_logprobs < self.num_prompt_tokens
 
     def append(self, token_id: int, now_s: float) -> FinishReason | None:
         """Take in the oldest pending token, which reached the host now.
 
         Returns:
-            Why the request ends with it, or None if it goes on.
+            Why the request ends with it, or None if it goes on. At a dead end it is no token of
+            the answer.
         """
         self.num_pending_tokens -= 1
+        rules = self.rules
+        if rules is not None:
+            if not rules.allows(token_id):
+                self._new_logprobs = ()
+                return FinishReason.DEAD_END
+            rules.append(token_id)
         token_ids = self.token_ids
         token_ids.append(token_id)
         if self.first_token_time_s is None:
@@ -179,6 +231,8 @@ class Request:
             token_id in self.end_token_ids
             and num_tokens - self.num_prompt_tokens >= self.params.min_tokens
         ):
+            return FinishReason.STOP
+        if rules is not None and rules.is_complete:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_tokens >= self.max_num_tokens else None
 
@@ -195,7 +249,7 @@ class Request:
         queue_s = (now_s if scheduled_s is None else scheduled_s) - self.arrival_time_s
         times_s = (now_s,) * len(new_token_ids)
         if reason is None:
-            return RequestOutput(
+            output = RequestOutput(
                 self.request_id,
                 new_token_ids,
                 times_s,
@@ -203,7 +257,8 @@ class Request:
                 queue_s,
                 self.num_preemptions,
             )
-        return RequestOutput(
+            return self._with_logprobs(output) if self._wants_logprobs else output
+        output = RequestOutput(
             self.request_id,
             new_token_ids,
             times_s,
@@ -211,10 +266,28 @@ class Request:
             queue_s,
             self.num_preemptions,
             finish_reason=reason,
-            stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
+            stop_token_id=(
+                new_token_ids[-1]
+                if reason is FinishReason.STOP and new_token_ids[-1] in self.end_token_ids
+                else None
+            ),
             error=error,
             timing=self.timing(now_s),
         )
+        return self._with_logprobs(output) if self._wants_logprobs else output
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return bool(self._new_logprobs) or self._prompt_logprobs is not None
+
+    def _with_logprobs(self, output: RequestOutput) -> RequestOutput:
+        """Add what has not been told yet: those of the prompt all together."""
+        output = output._replace(new_logprobs=self._new_logprobs)
+        self._new_logprobs = ()
+        if self._prompt_logprobs is not None and not self.lacks_prompt_logprobs:
+            output = output._replace(prompt_logprobs=tuple(self._prompt_logprobs))
+            self._prompt_logprobs = None
+        return output
 
     def queue_s(self, now_s: float) -> float:
         """Return the time from arrival to the first step that scheduled it, or until `now_s`."""

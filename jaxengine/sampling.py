@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxengine.batch import SamplingBatch
 from jaxengine.models.layers import project, row_sum
 
-__all__ = ["NUM_CANDIDATES", "sample"]
+__all__ = ["NUM_CANDIDATES", "REMOVED", "sample"]
 
 # Most likely tokens that top-k and top-p look at first. Rows that need more take a slower path.
 NUM_CANDIDATES = 256

@@ -1,16 +1,57 @@
 """How the next token of one request is chosen, and when the request ends."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from jaxengine.errors import InvalidRequestError
 
-__all__ = ["MAX_STOP_TOKEN_IDS", "SamplingParams"]
+__all__ = [
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
+    "MAX_STOP_TOKEN_IDS",
+    "Grammar",
+    "Matcher",
+    "SamplingParams",
+]
 
 # The device masks these ids while `min_tokens` is not reached, in an array of fixed width.
 MAX_STOP_TOKEN_IDS = 16
 
+# The device returns so many alternatives to a token, and takes so many biases, in arrays of fixed
+# width.
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
+
 # Below this, logits divided by the temperature leave the range where noise means anything.
 MIN_TEMPERATURE = 1e-5
+
+
+class Matcher(Protocol):
+    """Where one answer stands in its grammar. Only the engine thread touches it."""
+
+    def mask(self) -> bytes:
+        """Return the tokens that may come next: token i is bit i % 8 of byte i // 8."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that the last mask allows, and that does not end the answer."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is whole and nothing may follow."""
+        ...
+
+
+class Grammar(Protocol):
+    """What the text of an answer must look like, compiled for the model's tokens."""
+
+    def new_matcher(self) -> Matcher:
+        """Return a matcher at the beginning; each request has its own."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +68,17 @@ class SamplingParams:
         seed: sampling noise depends on (seed, position) only; None draws a fresh seed.
         stop_token_ids: ids that end the request, besides the model's EOS ids.
         ignore_eos: EOS ids neither end the request nor are masked.
+        logprobs: alternatives to report with the log-probability of each sampled token; None
+            reports nothing.
+        prompt_logprobs: likewise for each prompt token but the first.
+        presence_penalty: taken off the logits of tokens that were generated before.
+        frequency_penalty: taken off the logits of a token for each time it was generated.
+        repetition_penalty: logits of tokens in the prompt or generated are divided by this if
+            positive, else multiplied.
+        logit_bias: (token id, what is added to its logit).
+        bad_words: sequences of ids that must not be generated.
+        allowed_token_ids: the only ids that may be sampled; None allows all.
+        grammar: what the answer must match.
 
     Raises:
         InvalidRequestError: a value is out of range or not finite; `field` names it.
@@ -41,6 +93,15 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         # What must hold is compared, not what must not, so that NaN is refused as well.
@@ -67,6 +128,65 @@ class SamplingParams:
             len(self.stop_token_ids),
             f"may hold at most {MAX_STOP_TOKEN_IDS} ids",
         )
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            if wanted is not None:
+                _require(0 <= wanted <= MAX_LOGPROBS, name, wanted, f"must be 0 to {MAX_LOGPROBS}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = getattr(self, name)
+            _require(-2 <= penalty <= 2, name, penalty, "must be in [-2, 2]")
+        _require(
+            0.01 <= self.repetition_penalty <= 100,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "must be in [0.01, 100]",
+        )
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        num_biases, num_words = len(self.logit_bias), len(self.bad_words)
+        _require(
+            num_biases <= MAX_LOGIT_BIAS,
+            "logit_bias",
+            num_biases,
+            f"may hold at most {MAX_LOGIT_BIAS} tokens",
+        )
+        for _, bias in self.logit_bias:
+            _require(-100 <= bias <= 100, "logit_bias", bias, "must be in [-100, 100]")
+        _require(
+            num_words <= MAX_BAD_WORDS,
+            "bad_words",
+            num_words,
+            f"may hold at most {MAX_BAD_WORDS} sequences",
+        )
+        for word in self.bad_words:
+            _require(
+                1 <= len(word) <= MAX_BAD_WORD_TOKENS,
+                "bad_words",
+                len(word),
+                f"must each have 1 to {MAX_BAD_WORD_TOKENS} tokens",
+            )
+        _require(
+            self.allowed_token_ids is None or bool(self.allowed_token_ids),
+            "allowed_token_ids",
+            0,
+            "must hold at least one id",
+        )
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what was said before changes what comes next."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+
+    @property
+    def masks(self) -> bool:
+        """Whether some tokens are forbidden, besides those that would end it too early."""
+        return bool(self.bad_words) or self.allowed_token_ids is not None or bool(self.grammar)
+
+    @property
+    def needs_last_token(self) -> bool:
+        """Whether the last token must be known on the host before the next one is sampled."""
+        return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
     @property
     def is_greedy(self) -> bool:

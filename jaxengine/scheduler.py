@@ -55,8 +55,8 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._prompt_budget = PromptBudget(config, step_times)
         self._batch = None if config.batching == "continuous" else ClosedBatch(config)
-        self._tenants = TenantLedger(config.tenant_weights)
-        self._fair_rows = partial(self._tenants.share, amount=config.max_num_seqs)
+        self.tenants = TenantLedger(config.tenant_weights)
+        self._fair_rows = partial(self.tenants.share, amount=config.max_num_seqs)
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Request] = {}  # in order of admission
         self._waiting = WaitingQueue()
@@ -97,7 +97,7 @@ class Scheduler:
         self.num_received += 1
         self.tokens_received += request.num_prompt_tokens
         head = self._waiting.head()
-        request.account = self._tenants.arrive(
+        request.account = self.tenants.arrive(
             request.tenant if config.scheduling_policy == "fair" else "",
             first_waiting=None if head is None else head.account,
         )
@@ -165,11 +165,12 @@ class Scheduler:
             # A request that ended meanwhile had one surplus token in flight: dropped here.
             if item.samples and request.status is not RequestStatus.FINISHED:
                 reason = request.append(token_id, now_s)
-                self.generation_tokens += 1
+                new = () if reason is FinishReason.DEAD_END else (token_id,)
+                self.generation_tokens += len(new)
                 outputs.append(
-                    request.output(now_s, (token_id,))
+                    request.output(now_s, new)
                     if reason is None
-                    else self._end(request, reason, now_s, new_token_ids=(token_id,))
+                    else self._end(request, reason, now_s, new_token_ids=new)
                 )
         return outputs
 
@@ -248,6 +249,7 @@ class Scheduler:
             num_live += 1
             if (
                 draft.budget > 0
+                and not (num_pending and request.needs_last_token)  # joins the step after next
                 and request.status is RequestStatus.RUNNING  # not preempted just now
                 and (num_tokens <= request.num_slots or self._make_room(draft, request, num_tokens))
             ):
@@ -440,7 +442,7 @@ class Scheduler:
             self._leave_running(request)
         self._kv.free(request)
         self._paused.discard(request)
-        self._tenants.leave(request.account)
+        self.tenants.leave(request.account)
         del self._requests[request.request_id]
         request.finish(reason)
         if status is not RequestStatus.RUNNING:

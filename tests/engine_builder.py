@@ -18,6 +18,7 @@ from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.models.loader import load_decoder
+from jaxengine.outputs import RequestOutput
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
@@ -132,19 +133,26 @@ class Session:
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[tuple[int, ...]]:
         """Run requests together to their ends; return their tokens."""
-        answers: dict[str, tuple[int, ...]] = {}
+        return [output.new_token_ids for output in self.run_outputs(prompts, params)]
+
+    def run_outputs(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """Run requests together to their ends; return all outputs of each merged into one."""
+        answers: dict[str, RequestOutput | None] = {}
         for prompt, param in zip(prompts, params, strict=True):
             request_id = f"request-{self._num_requests}"
             self._num_requests += 1
-            answers[request_id] = ()
+            answers[request_id] = None
             seed = 0 if param.seed is None else param.seed % 2**64
             self._core.add(Request(request_id, tuple(prompt), param, seed=seed, arrival_time_s=0.0))
         while self._core.has_work:
             for output in self._core.step():
                 assert output.error is None
-                answers[output.request_id] += output.new_token_ids
+                before = answers[output.request_id]
+                answers[output.request_id] = output if before is None else before.merged(output)
             self._core.check_integrity()
-        return list(answers.values())
+        return [output for output in answers.values() if output is not None]
 
     @property
     def stats(self) -> EngineStats:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from jaxengine.config import EngineConfig
-from jaxengine.outputs import FinishReason
+from jaxengine.outputs import FinishReason, ItemLogprobs
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
@@ -287,3 +287,6 @@ class _FakeStep:
 
     def result(self) -> list[int]:
         return self._runner.hand_out(self._index, self._sampled)
+
+    def logprobs(self) -> dict[int, ItemLogprobs]:
+        return {}

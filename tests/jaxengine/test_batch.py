@@ -35,7 +35,7 @@ def item(token_ids, first, count, *, row=0, blocks=(1,), pending=False, prompt=N
 
 
 def build(*items, builder=None):
-    layout, packed, sequences = (builder or make_builder()).build(step_of(*items))
+    layout, packed, sequences, *_ = (builder or make_builder()).build(step_of(*items))
     assert packed.dtype == np.int32
     return layout.bucket, layout.views(packed), sequences
 
@@ -132,7 +132,7 @@ SAMPLED = SamplingParams(max_tokens=9, temperature=0.8, top_k=40, top_p=0.9, min
 
 
 def test_sampling_parameters_travel_as_their_bits():
-    layout, packed, _ = make_builder().build(
+    layout, packed, *_ = make_builder().build(
         step_of(
             item([1, 2], 0, 2, params=SAMPLED, seed=0x89ABCDEF_01234567),
             item([3], 0, 1, params=GREEDY, blocks=(2,)),

@@ -27,7 +27,9 @@ def test_an_output_is_the_last_if_it_has_a_finish_reason():
 
 def test_finish_reasons_are_spelt_as_on_the_wire():
     reasons = [str(reason) for reason in FinishReason]
-    assert reasons == ["stop", "length", "abort", "error", "queue_timeout", "deadline"]
+    assert reasons == [
+        *("stop", "length", "abort", "error", "queue_timeout", "deadline", "dead_end"),
+    ]
 
 
 def test_merging_joins_tokens_and_their_times_in_order():
