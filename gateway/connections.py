@@ -8,9 +8,18 @@ from aiohttp import web
 from gateway.app_keys import CONFIG, METRICS
 from gateway.errors import Unavailable
 
-__all__ = ["RETRY_AFTER_S", "STREAM_CONNECTIONS", "check_room", "close_all", "serve_connection"]
+__all__ = [
+    "DRAINING",
+    "RETRY_AFTER_S",
+    "STREAM_CONNECTIONS",
+    "begin_drain",
+    "check_room",
+    "close_all",
+    "serve_connection",
+]
 
 RETRY_AFTER_S = 5.0
+SHUTDOWN_REASON = "the server is shutting down"
 
 
 class Connection(Protocol):
@@ -18,6 +27,10 @@ class Connection(Protocol):
 
     async def run(self) -> None:
         """Serve until it ends, for whatever reason; nothing of it is left running."""
+        ...
+
+    def drain(self, reason: str) -> None:
+        """Tell the client that the end is near; what runs goes on, nothing new begins."""
         ...
 
     def shut_down(self, reason: str) -> None:
@@ -34,6 +47,7 @@ class Connection(Protocol):
 
 
 STREAM_CONNECTIONS: web.AppKey[set[Connection]] = web.AppKey("STREAM_CONNECTIONS")
+DRAINING: web.AppKey[asyncio.Event] = web.AppKey("DRAINING", asyncio.Event)  # set once we do
 
 
 def check_room(app: web.Application) -> None:
@@ -53,13 +67,22 @@ async def serve_connection(app: web.Application, connection: Connection) -> None
     connections = app[STREAM_CONNECTIONS]
     connections.add(connection)
     try:
+        if app[DRAINING].is_set():
+            connection.drain(SHUTDOWN_REASON)
         with app[METRICS].websockets_open.track_inprogress():
             await connection.run()
     finally:
         connections.discard(connection)
 
 
-async def close_all(app: web.Application, reason: str = "the server is shutting down") -> None:
+def begin_drain(app: web.Application) -> None:
+    """Send goaway on every connection, before the time in which running streams may finish."""
+    app[DRAINING].set()
+    for connection in app[STREAM_CONNECTIONS]:
+        connection.drain(SHUTDOWN_REASON)
+
+
+async def close_all(app: web.Application, reason: str = SHUTDOWN_REASON) -> None:
     """End every connection: goaway, a last message for each open stream, close 1012.
 
     For `on_shutdown`. Connections that do not take it in time are cut.

@@ -1,22 +1,25 @@
-"""What waits to be sent on one websocket, and in which order it goes.
+"""What waits to be sent on one connection, and in which order it goes.
 
-One writer takes from an `Outbox`; everybody else only puts into it, and putting never blocks. Per
-stream there is one mailbox whose content merges, so a reader that does not read costs memory only
-for the output of its own open streams, and their number is capped.
+One writer takes from an `Outbox`; everybody else only puts, and putting never blocks. Each stream
+has a `Mailbox` whose content merges, so a reader that does not read, or gives no credit, costs
+memory only for the output of its own open streams, and their number is capped. A mailbox is not
+bound to its outbox: that of a stream which can be resumed moves to the next connection.
 
-Owns: the order of messages, `seq`, and which stream ids are in use. Never: touches a socket.
+Owns: the order of messages, credits, and which stream ids are in use. Never: touches a socket.
 """
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
-from gateway.messages import Delta, Done, Error, ServerMessage
+from gateway.messages import Accepted, Delta, Done, Error, Resumed, ServerMessage
+from gateway.stream_buffer import StreamBuffer
 
-__all__ = ["MAX_WAITING_REPLIES", "Close", "Outbox", "PongFrame"]
+__all__ = ["MAX_WAITING_REPLIES", "Close", "Mailbox", "Outbox", "PongFrame"]
 
 # Answers to pings and to bad frames that may wait before the connection's reader has to.
 MAX_WAITING_REPLIES = 64
@@ -37,28 +40,118 @@ class Close:
     reason: str
 
 
-@dataclass(slots=True)
-class _Mailbox:
-    """Output of one stream that the writer has not taken yet."""
+class Mailbox:
+    """Messages of one stream that no connection has taken yet.
 
-    with_token_ids: bool
-    next_seq: int = 0
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    last: Done | Error | None = None
-    is_ready: bool = False  # its id is in the writer's queue
+    Attributes:
+        stream_id: its name on the connection that carries it.
+        buffer: its output.
+        credits: deltas that may be sent; None for any number.
+        is_known: whether a connection has taken the first message.
+        on_end: called when a connection has taken the last message.
+    """
 
-    def take_delta(self, stream_id: str) -> Delta:
-        delta = Delta(
-            id=stream_id,
-            seq=self.next_seq,
-            text="".join(self.texts),
-            token_ids=list(self.token_ids) if self.with_token_ids else UNSET,
-        )
-        self.next_seq += 1
-        self.texts.clear()
-        self.token_ids.clear()
-        return delta
+    __slots__ = (
+        "_first",
+        "_is_queued",
+        "_last",
+        "_outbox",
+        "_with_token_ids",
+        "buffer",
+        "credits",
+        "is_known",
+        "on_end",
+        "stream_id",
+    )
+
+    def __init__(
+        self,
+        stream_id: str,
+        buffer: StreamBuffer,
+        *,
+        with_token_ids: bool,
+        credits: int | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self.stream_id = stream_id
+        self.buffer = buffer
+        self.credits = credits
+        self.is_known = False
+        self.on_end = on_end
+        self._with_token_ids = with_token_ids
+        self._first: Accepted | Resumed | None = None
+        self._last: Done | Error | None = None
+        self._outbox: Outbox | None = None
+        self._is_queued = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last message is there, taken or not."""
+        return self._last is not None
+
+    def put_first(self, message: Accepted | Resumed) -> None:
+        """Add the message that goes before all others."""
+        self._first = message
+        self._note_change()
+
+    def put_delta(self, text: str, token_ids: tuple[int, ...]) -> None:
+        """Add output; it merges with what still waits."""
+        self.buffer.put(text, token_ids)
+        self._note_change()
+
+    def put_last(self, message: Done | Error) -> None:
+        """End the stream, once; `id` and `seq` are filled in when the message is taken."""
+        if self._last is None:
+            self._last = message
+            self._note_change()
+
+    def grant(self, num_credits: int) -> None:
+        """Let so many more deltas be sent."""
+        if self.credits is not None:
+            self.credits += num_credits
+            self._note_change()
+
+    def lift_limit(self) -> None:
+        """Let everything be sent, whatever the credits."""
+        self.credits = None
+        self._note_change()
+
+    @property
+    def can_send(self) -> bool:
+        if self._first is not None:
+            return True
+        if self.buffer.has_unsent:
+            return self.credits is None or self.credits > 0
+        return self._last is not None
+
+    def _note_change(self) -> None:
+        if self._outbox is not None and not self._is_queued and self.can_send:
+            self._outbox._queue(self)
+
+    def _take(self) -> ServerMessage:
+        """Return the next message; the caller has seen that there is one."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            self.is_known = True
+            return first
+        if self.buffer.has_unsent:
+            if self.credits is not None:
+                self.credits -= 1
+            seq, text, token_ids = self.buffer.take()
+            return Delta(
+                id=self.stream_id,
+                seq=seq,
+                text=text,
+                token_ids=token_ids if self._with_token_ids else UNSET,
+            )
+        assert self._last is not None
+        if self._outbox is not None:
+            self._outbox.detach(self)
+        if self.on_end is not None:
+            self.on_end()
+        if isinstance(self._last, Done):
+            return msgspec.structs.replace(self._last, id=self.stream_id, seq=self.buffer.next_seq)
+        return msgspec.structs.replace(self._last, id=self.stream_id)
 
 
 class Outbox:
@@ -66,8 +159,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._control: deque[ServerMessage | PongFrame] = deque()
-        self._mailboxes: dict[str, _Mailbox] = {}
-        self._ready: deque[str] = deque()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._ready: deque[Mailbox] = deque()
         self._close: Close | None = None
         self._wakeup = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -78,12 +171,23 @@ class Outbox:
         """Streams whose last message the writer has not taken."""
         return len(self._mailboxes)
 
-    def is_open(self, stream_id: str) -> bool:
-        return stream_id in self._mailboxes
+    def mailbox(self, stream_id: str) -> Mailbox | None:
+        """Return that of an open stream: the id is in use until the last message is taken."""
+        return self._mailboxes.get(stream_id)
 
-    def open_stream(self, stream_id: str, *, with_token_ids: bool) -> None:
-        """Begin a stream; its id is in use until the writer has taken its last message."""
-        self._mailboxes[stream_id] = _Mailbox(with_token_ids=with_token_ids)
+    def attach(self, mailbox: Mailbox) -> None:
+        """Carry this stream, whose id is free."""
+        self._mailboxes[mailbox.stream_id] = mailbox
+        mailbox._outbox = self
+        mailbox._note_change()
+
+    def detach(self, mailbox: Mailbox) -> None:
+        """Carry it no more; what it holds stays in it."""
+        del self._mailboxes[mailbox.stream_id]
+        mailbox._outbox = None
+        if mailbox._is_queued:
+            mailbox._is_queued = False
+            self._ready.remove(mailbox)
 
     def put_control(self, message: ServerMessage | PongFrame) -> None:
         """Add a message that goes before all stream output."""
@@ -92,23 +196,6 @@ class Outbox:
             if len(self._control) >= MAX_WAITING_REPLIES:
                 self._has_room.clear()
             self._wakeup.set()
-
-    def put_delta(self, stream_id: str, text: str, token_ids: tuple[int, ...]) -> None:
-        """Add output of an open stream; it merges with what still waits."""
-        mailbox = self._mailboxes[stream_id]
-        if text:
-            mailbox.texts.append(text)
-        if mailbox.with_token_ids:
-            mailbox.token_ids.extend(token_ids)
-        if mailbox.texts or mailbox.token_ids:
-            self._mark_ready(stream_id, mailbox)
-
-    def put_last(self, stream_id: str, message: Done | Error) -> None:
-        """End an open stream, once; the `seq` of a `done` is filled in when it is taken."""
-        mailbox = self._mailboxes.get(stream_id)
-        if mailbox is not None and mailbox.last is None:
-            mailbox.last = message
-            self._mark_ready(stream_id, mailbox)
 
     def close(self, code: int, reason: str) -> None:
         """Send what is there, then close; nothing more is accepted. The first call counts."""
@@ -132,27 +219,16 @@ class Outbox:
                 self._has_room.set()
             return message
         if self._ready:
-            return self._take_from(self._ready.popleft())
+            mailbox = self._ready.popleft()
+            mailbox._is_queued = False
+            taken = mailbox._take()
+            # At the end of the queue: the other streams have their turn first.
+            mailbox._note_change()
+            return taken
         assert self._close is not None
         return self._close
 
-    def _mark_ready(self, stream_id: str, mailbox: _Mailbox) -> None:
-        if not mailbox.is_ready:
-            mailbox.is_ready = True
-            self._ready.append(stream_id)
-            self._wakeup.set()
-
-    def _take_from(self, stream_id: str) -> ServerMessage:
-        mailbox = self._mailboxes[stream_id]
-        mailbox.is_ready = False
-        if mailbox.texts or mailbox.token_ids:
-            delta = mailbox.take_delta(stream_id)
-            if mailbox.last is not None:
-                # At the end of the queue: the other streams have their turn first.
-                self._mark_ready(stream_id, mailbox)
-            return delta
-        assert mailbox.last is not None
-        del self._mailboxes[stream_id]
-        if isinstance(mailbox.last, Done):
-            return msgspec.structs.replace(mailbox.last, seq=mailbox.next_seq)
-        return mailbox.last
+    def _queue(self, mailbox: Mailbox) -> None:
+        mailbox._is_queued = True
+        self._ready.append(mailbox)
+        self._wakeup.set()

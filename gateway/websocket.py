@@ -1,9 +1,10 @@
 """The native stream protocol over one websocket (docs/protocol.md).
 
 A connection is one reader loop, one writer task, and one task per stream. The reader decodes and
-starts; stream tasks put output into the outbox; only the writer sends, because two senders that
-wait on one aiohttp connection share a future, and cancelling one would cancel the other. So no
-stream ever waits for the socket, and whatever ends the connection ends its streams at once.
+starts; streams put output into mailboxes; only the writer sends, because two senders that wait on
+one aiohttp connection share a future, and cancelling one would cancel the other. So no stream ever
+waits for the socket. Whatever ends the connection ends its streams at once, except those that the
+client asked to be resumable: they wait in the `ResumeStore` for its next connection.
 """
 
 import asyncio
@@ -16,25 +17,16 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR
 from gateway.callers import Caller, caller_of
 from gateway.config import GatewayConfig
-from gateway.connections import RETRY_AFTER_S, check_room, serve_connection
-from gateway.errors import (
-    GatewayError,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    NotFound,
-    Overloaded,
-    Unavailable,
-)
-from gateway.generation import TextFinish, TextGenerator, TextStream, Timing, Usage
-from gateway.mailbox import Close, Outbox, PongFrame
+from gateway.connections import DRAINING, RETRY_AFTER_S, check_room, serve_connection
+from gateway.errors import GatewayError, InvalidRequest, NotFound, Overloaded, Unavailable
+from gateway.generation import TextGenerator
+from gateway.mailbox import Close, Mailbox, Outbox, PongFrame
 from gateway.messages import (
     PROTOCOL_VERSION,
     SUBPROTOCOLS,
-    Accepted,
     Cancel,
     Codec,
-    Done,
+    Credit,
     Error,
     Goaway,
     Hello,
@@ -43,10 +35,13 @@ from gateway.messages import (
     InvalidMessage,
     Ping,
     Pong,
+    Resume,
     Start,
-    generation_request,
 )
 from gateway.operations import server_version
+from gateway.resumption import RESUME_STORE, KeptStream, ResumeStore
+from gateway.stream_buffer import PlainBuffer
+from gateway.stream_run import StreamRun
 
 __all__ = ["StreamConnection", "stream_handler"]
 
@@ -54,22 +49,14 @@ logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
 
-_NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
-
-
-class _Stream:
-    """One generation of a connection, from its `start` to its last message."""
-
-    def __init__(self, start: Start, started_s: float) -> None:
-        self.start = start
-        self.started_s = started_s
-        self.cancelled = False  # the client asked for it
-        self.task: asyncio.Task[None] | None = None
-        self.output: TextStream | None = None  # None until the engine has the request
-
 
 class StreamConnection:
-    """All that belongs to one open websocket."""
+    """All that belongs to one open websocket.
+
+    Args:
+        store: keeps the streams that can be resumed.
+        caller: who is at the other end; only the same may resume what was started here.
+    """
 
     def __init__(
         self,
@@ -77,6 +64,7 @@ class StreamConnection:
         transport: asyncio.Transport | None,
         codec: Codec,
         generator: TextGenerator,
+        store: ResumeStore,
         config: GatewayConfig,
         *,
         caller: Caller,
@@ -85,18 +73,22 @@ class StreamConnection:
         self._transport = transport
         self._codec = codec
         self._generator = generator
+        self._store = store
         self._config = config
         self._caller = caller
         self._outbox = Outbox()
-        self._streams: dict[str, _Stream] = {}
+        self._runs: dict[str, StreamRun] = {}  # that end with this connection
+        self._kept: dict[str, KeptStream] = {}  # that do not
         self._tasks = asyncio.TaskGroup()
+        self._draining = False
         self._closing = False
+        self._client_left = False  # on purpose
         self._num_bad_frames = 0
         self._ended = asyncio.Event()
+        self._outbox.put_control(self._hello())
 
     async def run(self) -> None:
         """Serve until the connection ends; nothing of it is left running afterwards."""
-        self._outbox.put_control(self._hello())
         try:
             async with self._tasks:
                 writer = self._tasks.create_task(self._write())
@@ -105,20 +97,29 @@ class StreamConnection:
                 finally:
                     self._abandon_streams()
                     if not self._closing:
+                        self._lose_streams()
                         writer.cancel()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(self._config.ws_close_timeout_s):
                     await self._ws.close(drain=False)
         finally:
+            self._lose_streams()
             self._ended.set()
+
+    def drain(self, reason: str) -> None:
+        """Refuse new streams from now on; those that run may finish."""
+        if not self._draining:
+            self._draining = True
+            self._outbox.put_control(Goaway(reason=reason, retry_after_s=RETRY_AFTER_S))
 
     def shut_down(self, reason: str) -> None:
         """Say goodbye, end every stream with status 503, and close once that is sent."""
-        self._outbox.put_control(Goaway(reason=reason, retry_after_s=RETRY_AFTER_S))
+        self.drain(reason)
         error = Unavailable(reason, code="shutting_down", retry_after_s=RETRY_AFTER_S)
-        for stream_id in list(self._streams):
-            self._outbox.put_last(stream_id, Error.of(error, stream_id))
-        self._abandon_streams()
+        for run in (*self._runs.values(), *(kept.run for kept in self._kept.values())):
+            run.mailbox.put_last(Error.of(error, run.mailbox.stream_id))
+            run.mailbox.lift_limit()
+            run.abandon()
         self._close(WSCloseCode.SERVICE_RESTART, reason)
 
     async def wait_ended(self) -> None:
@@ -128,6 +129,20 @@ class StreamConnection:
         """Drop the connection without a word."""
         if self._transport is not None:
             self._transport.abort()
+
+    def stream_ended(self, stream_id: str) -> None:
+        del self._kept[stream_id]
+
+    def stream_taken_over(self, stream_id: str) -> None:
+        kept = self._kept.pop(stream_id)
+        self._outbox.detach(kept.run.mailbox)
+        error = GatewayError(
+            "the stream was resumed on another connection",
+            status=409,
+            type="invalid_request_error",
+            code="resumed_elsewhere",
+        )
+        self._outbox.put_control(Error.of(error, stream_id))
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -144,6 +159,9 @@ class StreamConnection:
                 case WSMsgType.PONG:
                     pass
                 case _:
+                    self._client_left = (
+                        frame.type is WSMsgType.CLOSE and frame.data == WSCloseCode.OK
+                    )
                     return
 
     def _handle_frame(self, frame_type: WSMsgType, data: bytes) -> None:
@@ -156,7 +174,11 @@ class StreamConnection:
             self._num_bad_frames = 0
             match message:
                 case Start():
-                    self._start(message)
+                    self._open_stream(message)
+                case Resume():
+                    self._open_stream(message)
+                case Credit():
+                    self._credit(message)
                 case Cancel():
                     self._cancel(message)
                 case Ping():
@@ -170,129 +192,100 @@ class StreamConnection:
         except InvalidMessage as error:
             self._num_bad_frames = 0
             # Once the id belongs to an open stream, an error with it would end that one.
-            is_free = error.start_id is not None and not self._outbox.is_open(error.start_id)
-            self._outbox.put_control(Error.of(error, error.start_id if is_free else None))
+            start_id = error.start_id
+            is_free = start_id is not None and self._outbox.mailbox(start_id) is None
+            self._outbox.put_control(Error.of(error, start_id if is_free else None))
+
+    def _open_stream(self, message: Start | Resume) -> None:
+        if self._outbox.mailbox(message.id) is not None:
+            raise InvalidMessage(
+                f"the id {message.id!r} belongs to an open stream", param="id", code="id_in_use"
+            )
+        try:
+            if self._outbox.num_streams >= self._config.ws_max_streams:
+                raise Overloaded(
+                    f"this connection has {self._config.ws_max_streams} open streams, "
+                    "the most allowed",
+                    retry_after_s=1.0,
+                )
+            if isinstance(message, Start):
+                self._start(message)
+            else:
+                self._resume(message)
+        except GatewayError as error:
+            self._outbox.put_control(Error.of(error, message.id))
 
     def _start(self, start: Start) -> None:
-        if self._outbox.is_open(start.id):
-            raise InvalidMessage(
-                f"the id {start.id!r} belongs to an open stream", param="id", code="id_in_use"
-            )
-        refusal: GatewayError | None = None
-        if self._closing:
-            refusal = Unavailable(
+        if self._draining or self._closing:
+            raise Unavailable(
                 "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S
             )
-        elif self._outbox.num_streams >= self._config.ws_max_streams:
-            refusal = Overloaded(
-                f"this connection has {self._config.ws_max_streams} open streams, the most allowed",
-                retry_after_s=1.0,
-            )
-        if refusal is not None:
-            self._outbox.put_control(Error.of(refusal, start.id))
-            return
-        self._outbox.open_stream(start.id, with_token_ids=bool(start.return_token_ids))
-        stream = _Stream(start, asyncio.get_running_loop().time())
-        self._streams[start.id] = stream
-        stream.task = self._tasks.create_task(self._generate(stream))
-        stream.task.add_done_callback(lambda _: self._forget(stream))
+        options = start.stream
+        if options is not None and options.resumable:
+            kept = self._store.open(start, self._outbox, self, caller=self._caller)
+            if kept is not None:
+                self._kept[start.id] = kept
+                return
+        with_token_ids = bool(start.return_token_ids)
+        mailbox = Mailbox(
+            start.id,
+            PlainBuffer(with_token_ids=with_token_ids),
+            with_token_ids=with_token_ids,
+            credits=None if options is None else options.credits,
+        )
+        run = StreamRun(start, mailbox, self._generator, self._config, caller=self._caller)
+        self._outbox.attach(mailbox)
+        self._runs[start.id] = run
+        run.task = self._tasks.create_task(run.run())
+        run.task.add_done_callback(lambda _: self._forget(run))
+
+    def _resume(self, resume: Resume) -> None:
+        self._kept[resume.id] = self._store.resume(
+            resume.token,
+            principal=self._caller.principal,
+            after=-1 if resume.after is None else resume.after,
+            stream_id=resume.id,
+            credits=resume.credits,
+            outbox=self._outbox,
+            carrier=self,
+        )
+
+    def _credit(self, credit: Credit) -> None:
+        # For a stream that is not open there is none to tell: it may have ended meanwhile.
+        if (mailbox := self._outbox.mailbox(credit.id)) is not None:
+            mailbox.grant(credit.n)
 
     def _cancel(self, cancel: Cancel) -> None:
-        stream = self._streams.get(cancel.id)
-        if stream is None:
-            if not self._outbox.is_open(cancel.id):  # else its last message is on the way
-                error = NotFound(
-                    f"no open stream has the id {cancel.id!r}", param="id", code="unknown_id"
-                )
-                self._outbox.put_control(Error.of(error, None))
-        elif stream.output is not None:
-            stream.cancelled = True
-            stream.output.cancel()
-        elif not stream.cancelled and stream.task is not None:
-            stream.cancelled = True
-            stream.task.cancel()
-            self._outbox.put_last(cancel.id, self._done_before_the_engine(stream))
-
-    # ---- streams -------------------------------------------------------------------------------
-
-    async def _generate(self, stream: _Stream) -> None:
-        """Run one generation and put its output, ending with exactly one last message."""
-        stream_id = stream.start.id
-        try:
-            last = await self._run_to_the_end(stream)
-        except GatewayError as error:
-            last = Error.of(error, stream_id)
-        except Exception:
-            logger.exception("a stream failed")
-            last = Error.of(InternalError(), stream_id)
-        self._outbox.put_last(stream_id, last)
-
-    async def _run_to_the_end(self, stream: _Stream) -> Done | Error:
-        stream_id = stream.start.id
-        request = stream.start.request
-        if request.model is not None and request.model not in self._config.served_model_names:
-            raise ModelNotFound(request.model)
-        prepared = await self._generator.prepare(generation_request(request, caller=self._caller))
-        async with self._generator.start(prepared) as output:
-            stream.output = output
-            self._outbox.put_control(
-                Accepted(
-                    id=stream_id,
-                    request_id=output.request_id,
-                    prompt_tokens=len(prepared.prompt_token_ids),
-                )
+        mailbox = self._outbox.mailbox(cancel.id)
+        if mailbox is None:
+            error = NotFound(
+                f"no open stream has the id {cancel.id!r}", param="id", code="unknown_id"
             )
-            async for delta in output:
-                self._outbox.put_delta(stream_id, delta.text, delta.token_ids)
-                if delta.finish is not None:
-                    return self._last_message(stream, delta.finish)
-        raise InternalError("the generation ended without a reason")
+            self._outbox.put_control(Error.of(error, None))
+        elif (kept := self._kept.get(cancel.id)) is not None:
+            kept.run.cancel()
+        elif (run := self._runs.get(cancel.id)) is not None:
+            run.cancel()
+        else:  # its last message is on the way
+            mailbox.lift_limit()
 
-    def _last_message(self, stream: _Stream, finish: TextFinish) -> Done | Error:
-        stream_id = stream.start.id
-        if (failure := self._generator.failure(finish)) is not None:
-            return Error.of(failure, stream_id)
-        return Done(
-            id=stream_id,
-            seq=0,  # the outbox knows
-            finish_reason=finish.reason,
-            stop_reason=finish.stop_reason,
-            usage=finish.usage,
-            timing=finish.timing,
-        )
-
-    def _done_before_the_engine(self, stream: _Stream) -> Done:
-        elapsed_s = asyncio.get_running_loop().time() - stream.started_s
-        return Done(
-            id=stream.start.id,
-            seq=0,
-            finish_reason="cancelled",
-            stop_reason=None,
-            usage=_NO_USAGE,
-            timing=Timing(
-                queue_s=0.0,
-                ttft_s=None,
-                prefill_s=0.0,
-                decode_s=0.0,
-                e2e_s=round(elapsed_s, 6),
-                itl_mean_s=None,
-                itl_p50_s=None,
-                itl_p99_s=None,
-                itl_max_s=None,
-                num_preemptions=0,
-            ),
-        )
-
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, run: StreamRun) -> None:
         # The id may have been used again since this stream's last message was sent.
-        if self._streams.get(stream.start.id) is stream:
-            del self._streams[stream.start.id]
+        if self._runs.get(run.mailbox.stream_id) is run:
+            del self._runs[run.mailbox.stream_id]
 
     def _abandon_streams(self) -> None:
-        """End all generations; leaving a TextStream aborts its request in the engine."""
-        for stream in self._streams.values():
-            if stream.task is not None:
-                stream.task.cancel()
+        """End all generations that end with the connection: leaving one aborts its request."""
+        for run in self._runs.values():
+            run.abandon()
+
+    def _lose_streams(self) -> None:
+        """Let the streams that can be resumed wait for another connection."""
+        for kept in list(self._kept.values()):
+            self._store.lose(kept, self._outbox)
+            if self._client_left:
+                self._store.drop(kept)
+        self._kept.clear()
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -354,6 +347,7 @@ class StreamConnection:
                 max_model_len=self._generator.engine.limits.max_model_len,
                 max_streams=self._config.ws_max_streams,
                 max_message_bytes=self._config.max_body_bytes,
+                resume_ttl_s=self._config.resume_ttl_s,
             ),
             heartbeat_s=self._config.ws_heartbeat_s,
         )
@@ -369,7 +363,10 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     config = request.app[CONFIG]
     codec = _negotiate(request)
     check_room(request.app)
-    if not request.app[ENGINE].is_ready:
+    store = request.app[RESUME_STORE]
+    # While we drain, a client whose connection was lost may still fetch the rest of its answers.
+    is_awaited = request.app[DRAINING].is_set() and store.num_streams > 0
+    if not request.app[ENGINE].is_ready and not is_awaited:
         raise Unavailable("the engine is not ready", retry_after_s=RETRY_AFTER_S)
     ws = web.WebSocketResponse(
         protocols=(codec.subprotocol,),
@@ -387,6 +384,7 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
         request.transport,
         codec,
         request.app[GENERATOR],
+        store,
         config,
         caller=caller_of(request),
     )

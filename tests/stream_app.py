@@ -16,6 +16,7 @@ from gateway.app import build_app
 from gateway.config import GatewayConfig
 from gateway.connections import STREAM_CONNECTIONS
 from gateway.generation import TextGenerator
+from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
 
 __all__ = ["MODEL", "Gateway", "RawStream", "serve_streams", "start", "until"]
@@ -33,7 +34,7 @@ def make_app(engine: FakeEngine, config: GatewayConfig) -> web.Application:
         metrics=metrics,
         clock=engine.clock,
     )
-    app = build_app(config, generator, metrics)
+    app = build_app(config, generator, metrics, KeyRing(None))
 
     async def close_generator(app):
         generator.close()

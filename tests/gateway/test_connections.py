@@ -5,7 +5,14 @@ from aiohttp import web
 
 from gateway.app_keys import CONFIG, METRICS
 from gateway.config import GatewayConfig
-from gateway.connections import STREAM_CONNECTIONS, check_room, close_all, serve_connection
+from gateway.connections import (
+    DRAINING,
+    STREAM_CONNECTIONS,
+    begin_drain,
+    check_room,
+    close_all,
+    serve_connection,
+)
 from gateway.errors import Unavailable
 from gateway.metrics import Metrics
 
@@ -20,6 +27,9 @@ class FakeConnection:
 
     async def run(self) -> None:
         await self.ended.wait()
+
+    def drain(self, reason: str) -> None:
+        self.heard.append(f"drain: {reason}")
 
     def shut_down(self, reason: str) -> None:
         self.heard.append(reason)
@@ -40,6 +50,7 @@ def app():
     app[CONFIG] = GatewayConfig(ws_max_connections=2, ws_close_timeout_s=0.01)
     app[METRICS] = Metrics("m")
     app[STREAM_CONNECTIONS] = set()
+    app[DRAINING] = asyncio.Event()
     return app
 
 
@@ -79,3 +90,15 @@ async def test_at_a_stop_all_are_told_and_the_deaf_are_cut(app):
     assert deaf.heard == ["bye", "cut"]
     assert polite.heard[0] == "bye"
     assert app[STREAM_CONNECTIONS] == set()
+
+
+async def test_a_drain_is_told_to_all_and_to_those_that_come_later(app):
+    early, late = FakeConnection(), FakeConnection()
+    serving = [asyncio.create_task(serve_connection(app, early))]
+    await asyncio.sleep(0)
+    begin_drain(app)
+    serving.append(asyncio.create_task(serve_connection(app, late)))
+    await asyncio.sleep(0)
+    assert early.heard == late.heard == ["drain: the server is shutting down"]
+    await close_all(app, "bye")
+    await asyncio.gather(*serving)

@@ -193,6 +193,7 @@ async def test_the_first_known_subprotocol_that_is_offered_is_taken():
         "max_model_len": 1024,
         "max_streams": 32,
         "max_message_bytes": 8 * 1024 * 1024,
+        "resume_ttl_s": 30.0,
     }
 
 

@@ -58,7 +58,10 @@ async def test_a_lone_surrogate_in_json_is_refused():
     [
         ({}, "type", "unknown_type"),
         ({"type": 3}, "type", "unknown_type"),
-        ({"type": "credit", "id": "a", "n": 3}, "type", "unknown_type"),
+        ({"type": "credits", "id": "a", "n": 3}, "type", "unknown_type"),
+        ({"type": "credit", "id": "a", "n": 0}, "n", "invalid_message"),
+        ({"type": "credit", "n": 1}, "id", "invalid_message"),
+        ({"type": "resume", "token": "t"}, "id", "invalid_message"),
         ({"type": "start", "request": {"prompt": "x"}}, "id", "invalid_message"),
         ({"type": "start", "id": "", "request": {"prompt": "x"}}, "id", "invalid_message"),
         ({"type": "start", "id": "a b", "request": {"prompt": "x"}}, "id", "invalid_message"),

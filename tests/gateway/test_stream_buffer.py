@@ -1,0 +1,120 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.stream_buffer import PlainBuffer, ResumeBuffer, ResumeGap
+
+
+def kept(*, ids: bool = False, max_bytes: int = 1_000_000) -> ResumeBuffer:
+    return ResumeBuffer(with_token_ids=ids, max_bytes=max_bytes, on_growth=lambda growth: None)
+
+
+@pytest.mark.parametrize("make", [lambda: PlainBuffer(with_token_ids=True), lambda: kept(ids=True)])
+def test_what_is_put_comes_out_merged_and_numbered(make):
+    buffer = make()
+    assert not buffer.has_unsent
+    buffer.put("a", (1,))
+    buffer.put("é€😀", (2, 3))
+    assert buffer.has_unsent
+    assert buffer.take() == (0, "aé€😀", [1, 2, 3])
+    buffer.put("", (4,))
+    assert buffer.take() == (1, "", [4])
+    assert (buffer.has_unsent, buffer.next_seq) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PlainBuffer(with_token_ids=False), lambda: kept(ids=False)]
+)
+def test_token_ids_that_nobody_asked_for_are_left_out(make):
+    buffer = make()
+    buffer.put("", (1, 2))
+    assert not buffer.has_unsent
+    buffer.put("a", (3,))
+    assert buffer.take() == (0, "a", [])
+
+
+def test_after_a_rewind_one_delta_holds_everything_and_has_the_number_of_the_last():
+    buffer = kept(ids=True)
+    for n, text in enumerate(("a", "b", "c")):
+        buffer.put(text, (n,))
+        buffer.take()
+    buffer.rewind(0)
+    assert buffer.take() == (2, "bc", [1, 2])
+    buffer.rewind(2)
+    assert not buffer.has_unsent
+    buffer.rewind(-1)
+    buffer.put("d", (3,))
+    assert buffer.take() == (3, "abcd", [0, 1, 2, 3])
+    assert buffer.next_seq == 4
+
+
+@pytest.mark.parametrize("after", [-2, 3, 10**15])
+def test_a_number_that_was_never_given_is_a_gap(after):
+    buffer = kept()
+    for text in ("a", "b", "c"):
+        buffer.put(text, ())
+        buffer.take()
+    with pytest.raises(ResumeGap):
+        buffer.rewind(after)
+
+
+def test_the_oldest_deltas_are_forgotten_first_and_never_what_is_unsent():
+    buffer = kept(ids=True, max_bytes=200)
+    for n in range(100):
+        buffer.put("x", (n,))
+        buffer.take()
+    assert buffer.num_bytes <= 200
+    with pytest.raises(ResumeGap):
+        buffer.rewind(-1)
+    buffer.rewind(97)
+    assert buffer.take() == (99, "xx", [98, 99])
+    buffer.put("y" * 1000, ())
+    assert buffer.num_unsent_bytes == 1000
+    assert buffer.take() == (100, "y" * 1000, [])
+    buffer.rewind(100)  # whoever has it all can always go on
+
+
+def test_a_cleared_buffer_holds_nothing_and_takes_nothing():
+    sizes = []
+    buffer = ResumeBuffer(with_token_ids=True, max_bytes=1000, on_growth=sizes.append)
+    buffer.put("text", (1, 2))
+    buffer.take()
+    buffer.put("more", (3,))
+    buffer.clear()
+    buffer.put("late", (4,))
+    assert not buffer.has_unsent
+    assert buffer.num_bytes == sum(sizes) == 0
+    with pytest.raises(ResumeGap):
+        buffer.rewind(0)
+
+
+@given(
+    pieces=st.lists(st.text(max_size=4), min_size=1, max_size=30),
+    takes=st.sets(st.integers(0, 29)),
+    after=st.integers(-1, 29),
+    max_bytes=st.integers(1, 300),
+)
+def test_a_rewind_gives_exactly_what_followed_or_a_gap(pieces, takes, after, max_bytes):
+    sizes: list[int] = []
+    buffer = ResumeBuffer(with_token_ids=False, max_bytes=max_bytes, on_growth=sizes.append)
+    deltas = []
+    for n, piece in enumerate(pieces):
+        buffer.put(piece, ())
+        if n in takes and buffer.has_unsent:
+            seq, text, _ = buffer.take()
+            assert seq == len(deltas)
+            deltas.append(text)
+    assert buffer.num_bytes == sum(sizes)
+    try:
+        buffer.rewind(after)
+    except ResumeGap:
+        num_bytes = len("".join(deltas).encode()) + 16 * len(deltas)
+        assert after >= len(deltas) or num_bytes > max_bytes
+        return
+    rest = "".join(pieces)[len("".join(deltas[: after + 1])) :]
+    if rest == "":
+        assert not buffer.has_unsent
+    else:
+        seq, text, _ = buffer.take()
+        assert text == rest
+        assert seq >= after + 1
