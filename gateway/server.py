@@ -13,10 +13,11 @@ from gateway.app import build_app
 from gateway.config import GatewayConfig
 from gateway.connection_guard import ConnectionGuard, plain_response
 from gateway.connections import RETRY_AFTER_S, begin_drain
-from gateway.errors import Unavailable, sanitize
+from gateway.errors import GatewayError, InternalError, InvalidRequest, Unavailable, sanitize
 from gateway.generation import TextGenerator
 from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
+from gateway.middleware import error_response
 
 __all__ = ["Server"]
 
@@ -54,11 +55,9 @@ class Server:
             build_app(config, generator, metrics, keys or KeyRing(None)),
             # A client that leaves cancels its handler at once, whatever the handler waits for.
             handler_cancellation=True,
-            keepalive_timeout=config.keepalive_timeout_s,
             shutdown_timeout=HANDLER_TIMEOUT_S,
-            access_log=None,
-            logger=_http_logger(),
         )
+        self._http_logger = _http_logger()
         self._listener: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -133,7 +132,36 @@ class Server:
         server = self._runner.server
         if server is None or len(server.connections) >= self._config.max_connections:
             return _Refusal()
-        return ConnectionGuard(server(), self._config)
+        connection = _HttpConnection(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=self._config.keepalive_timeout_s,
+            access_log=None,  # type: ignore[arg-type]  # no log at all
+            logger=self._http_logger,
+        )
+        return ConnectionGuard(connection, self._config)
+
+
+class _HttpConnection(web.RequestHandler):
+    """aiohttp's side of a connection, with our words for what it refuses by itself."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, "")  # logs, or raises if it is too late
+        error: GatewayError = InternalError()
+        if status < 500:
+            error = InvalidRequest(
+                "this is not valid HTTP, or its head is larger than allowed", code="bad_http"
+            )
+        response = error_response(error)
+        response.headers["Server"] = "headrace"
+        response.force_close()
+        return response
 
 
 class _ClientFaults(logging.Filter):

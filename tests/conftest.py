@@ -2,6 +2,7 @@
 
 import io
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             tokenizer: ByteTokenizer | None = None,
             chat_template: object = ByteChatTemplate(),
             keys: KeyRing | None = None,
+            tls: ssl.SSLContext | None = None,
             **settings: object,
         ) -> RunningGateway:
             engine = engine or FakeEngine()
@@ -101,7 +103,9 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
                 metrics=metrics,
                 clock=engine.clock,
             )
-            server = await stack.enter_async_context(Server(config, generator, metrics, keys=keys))
+            server = await stack.enter_async_context(
+                Server(config, generator, metrics, keys=keys, tls=tls)
+            )
             session = await stack.enter_async_context(aiohttp.ClientSession(server.url))
             return RunningGateway(
                 engine=engine,

@@ -126,3 +126,25 @@ async def test_a_port_that_is_taken_is_an_os_error(start_gateway):
 async def test_the_url_is_one_that_a_browser_can_open(start_gateway):
     gateway = await start_gateway(host="0.0.0.0")
     assert gateway.server.url == f"http://127.0.0.1:{gateway.server.port}"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 9000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: a\r\n" * 200 + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",  # TLS where none is spoken
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    ],
+    ids=["line", "field", "fields", "tls", "length"],
+)
+async def test_what_is_no_http_is_an_error_as_any_other_and_shows_nothing_of_ours(gateway, head):
+    async with connection(gateway.server.port) as (reader, writer):
+        writer.write(head)
+        headers, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert headers.split()[1] == b"400"
+    assert json.loads(body)["error"]["code"] == "bad_http"
+    assert b"Server: headrace" in headers
+    for word in (b"ython", b"aiohttp", b"bytearray", b"aaaa"):
+        assert word not in headers + body

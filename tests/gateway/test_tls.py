@@ -1,0 +1,99 @@
+import shutil
+import ssl
+import subprocess
+
+import aiohttp
+import pytest
+
+from gateway.tls import Certificate, CertificateError
+
+OPENSSL = shutil.which("openssl")
+needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="openssl makes the certificates")
+
+
+def openssl(arguments: str) -> None:
+    subprocess.run([OPENSSL, *arguments.split()], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory):
+    """Two certificates for 127.0.0.1 with their keys, and a key with a passphrase."""
+    folder = tmp_path_factory.mktemp("pem")
+    for name in ("first", "second"):
+        openssl(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+            f"-subj /CN={name} -addext subjectAltName=IP:127.0.0.1 "
+            f"-keyout {folder}/{name}.key -out {folder}/{name}.crt"
+        )
+    openssl(f"ec -aes128 -passout pass:x -in {folder}/first.key -out {folder}/locked.key")
+    return folder
+
+
+def client(pems, *names) -> ssl.SSLContext:
+    """A client that trusts these certificates."""
+    context = ssl.create_default_context(cadata="")
+    for name in names:
+        context.load_verify_locations(pems / f"{name}.crt")
+    return context
+
+
+async def asked(url, context) -> int:
+    async with aiohttp.ClientSession(url) as session, session.get("/health", ssl=context) as answer:
+        return answer.status
+
+
+@needs_openssl
+async def test_a_server_speaks_tls_over_http_and_websocket(start_gateway, pems):
+    certificate = Certificate(pems / "first.crt", pems / "first.key")
+    gateway = await start_gateway(tls=certificate.context)
+    assert gateway.url.startswith("https://127.0.0.1:")
+    trusting = client(pems, "first")
+    assert await asked(gateway.url, trusting) == 200
+    async with (
+        aiohttp.ClientSession(gateway.url) as session,
+        session.ws_connect("/v1/stream", protocols=["headrace.v1.json"], ssl=trusting) as ws,
+    ):
+        assert '"hello"' in (await ws.receive()).data
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await asked(gateway.url, client(pems, "second"))
+    with pytest.raises(aiohttp.ClientError):
+        await asked(gateway.url.replace("https", "http"), None)
+
+
+@needs_openssl
+async def test_a_renewed_certificate_is_shown_after_a_reload(start_gateway, pems, tmp_path):
+    crt, key = tmp_path / "crt", tmp_path / "key"
+    shutil.copy(pems / "first.crt", crt)
+    shutil.copy(pems / "first.key", key)
+    certificate = Certificate(crt, key)
+    gateway = await start_gateway(tls=certificate.context)
+    shutil.copy(pems / "second.crt", crt)
+    with pytest.raises(CertificateError, match="key values mismatch"):
+        certificate.reload()
+    assert await asked(gateway.url, client(pems, "first")) == 200
+    shutil.copy(pems / "second.key", key)
+    certificate.reload()
+    assert await asked(gateway.url, client(pems, "second")) == 200
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("crt", "key", "problem"),
+    [
+        ("first.crt", "second.key", "mismatch"),
+        ("first.crt", None, "cannot be used"),
+        ("first.crt", "locked.key", "passphrase"),
+        ("first.key", "first.key", "cannot be used"),
+        ("none", "first.key", "No such file"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(pems, crt, key, problem):
+    with pytest.raises(CertificateError, match=problem) as caught:
+        Certificate(pems / crt, None if key is None else pems / key)
+    assert "\n" not in str(caught.value)
+
+
+@needs_openssl
+def test_nothing_older_than_tls_1_2_is_spoken(pems):
+    certificate = Certificate(pems / "first.crt", pems / "first.key")
+    assert certificate.context.minimum_version >= ssl.TLSVersion.TLSv1_2
