@@ -25,6 +25,7 @@ from gateway.prompts import Prompt, PromptEncoder, context_overflow
 from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer, ToolDefinition
 from gateway.text_stream import FinishReason, TextDelta, TextFinish, TextStream, Usage
 from gateway.timing import Timing
+from gateway.token_wishes import NO_WISHES, TokenWishes, with_wishes
 from jaxengine.errors import EngineError
 from jaxengine.output_stream import OutputStream
 from jaxengine.sampling_params import SamplingParams
@@ -59,6 +60,8 @@ class GenerationRequest:
         account: who pays; None for nobody.
         max_tokens: None means as many as the context leaves room for.
         stop: stop strings; the text before the first one that appears is the answer.
+        tokens: what is wanted of single tokens.
+        prompt_only: nothing is wanted but what `tokens` asks about the prompt.
         cache_salt, tenant, priority, queue_timeout_s, deadline_s: as in TokenRequest.
         Others: as in SamplingParams.
     """
@@ -77,6 +80,8 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    tokens: TokenWishes = NO_WISHES
+    prompt_only: bool = False
     cache_salt: str | None = None
     tenant: str = ""
     account: Account | None = None
@@ -226,6 +231,7 @@ class TextGenerator:
             metrics=self.metrics,
             account=request.account,
             clock=self._clock,
+            prompt_only=request.prompt_only,
         )
 
     def _token_bytes(self, visible: tuple[str, ...]) -> Callable[[int], bytes]:
@@ -276,6 +282,12 @@ class TextGenerator:
         self._check_strings(request)
         _check_scheduling(request)
         params = self._sampling_params(request)
+        if request.tokens != NO_WISHES:
+            params = _engine_checked(
+                lambda: with_wishes(
+                    params, request.tokens, self.tokenizer, vocab_size=limits.vocab_size
+                )
+            )
         ids = await self._encoder.encode(
             request.prompt,
             max_tokens=limits.max_model_len - 1,

@@ -1,5 +1,6 @@
 """The answer of one request, as text: deltas, and how it ended."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,9 +13,11 @@ from gateway.metrics import Metrics
 from gateway.timing import TimeKeeper, Timing
 from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import FinishReason as EngineFinish
-from jaxengine.outputs import RequestOutput, RequestTiming
+from jaxengine.outputs import RequestOutput, RequestTiming, TokenLogprobs
 
 __all__ = ["FinishReason", "TextDelta", "TextFinish", "TextStream", "Usage"]
+
+logger = logging.getLogger(__name__)
 
 # Why a generation ended, in the words of the native protocol. "queue_timeout" never started.
 FinishReason = Literal["stop", "length", "deadline", "cancelled", "queue_timeout", "error"]
@@ -47,11 +50,18 @@ class TextFinish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextDelta:
-    """New text since the last delta; the last one carries `finish` (its text may be empty)."""
+    """New text since the last delta; the last one carries `finish` (its text may be empty).
+
+    Attributes:
+        logprobs: one for each token, or none if they are not wanted.
+        prompt_logprobs: in the first delta, if they are wanted.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish: TextFinish | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 class TextStream:
@@ -60,6 +70,9 @@ class TextStream:
     Leaving the block early aborts the request. Exactly one delta carries `finish`, and it is the
     last. Joined texts equal the decoded answer, cut before the first stop string. No delta is
     empty, except that the last one may have no text. While nobody reads, deltas merge.
+
+    Args:
+        prompt_only: the one token that the engine generates is not wanted.
     """
 
     def __init__(
@@ -73,8 +86,10 @@ class TextStream:
         metrics: Metrics,
         account: Account | None,
         clock: Callable[[], float],
+        prompt_only: bool = False,
     ) -> None:
         self._outputs = outputs
+        self._prompt_only = prompt_only
         self._num_prompt_tokens = num_prompt_tokens
         self._detokenizer = detokenizer
         self._stops = stops
@@ -86,6 +101,8 @@ class TextStream:
         self._num_tokens = 0
         self._num_cached_tokens = 0
         self._unsent_ids: list[int] = []
+        self._unsent_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self._ended = False
 
     @property
@@ -135,7 +152,14 @@ class TextStream:
         """Take in what the engine has produced; None while there is nothing to show."""
         self._num_cached_tokens = output.num_cached_tokens
         self._times.note(output)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
+        if self._prompt_only:
+            if output.finish_reason in (EngineFinish.STOP, EngineFinish.LENGTH):
+                return self._last_delta("", "length", timing=output.timing)
+            output = output._replace(new_token_ids=(), new_token_times_s=())
         text = ""
+        num_unsent = len(self._unsent_ids)
         for token_id, time_s in zip(output.new_token_ids, output.new_token_times_s, strict=True):
             self._num_tokens += 1
             self._unsent_ids.append(token_id)
@@ -148,12 +172,19 @@ class TextStream:
             if self._stops.matched is not None:
                 # The engine knows no stop strings: leaving is how it learns.
                 self._outputs.close()
+                self._note_logprobs(output, num_unsent)
                 return self._last_delta(text, "stop", stop_reason=self._stops.matched)
+        self._note_logprobs(output, num_unsent)
         if output.finish_reason is not None:
             return self._end_as_engine(text, output, output.finish_reason)
         if not text:
             return None
-        return TextDelta(text=text, token_ids=self._take_ids())
+        return self._delta(text, None)
+
+    def _note_logprobs(self, output: RequestOutput, num_unsent: int) -> None:
+        """Keep those of the tokens read since there were so many unsent ones."""
+        num_read = len(self._unsent_ids) - num_unsent
+        self._unsent_logprobs += output.new_logprobs[:num_read]
 
     def _is_silent(self, token_id: int, output: RequestOutput) -> bool:
         """Whether the token only ends the answer, as EOS and stop tokens do."""
@@ -169,6 +200,10 @@ class TextStream:
                 return self._last_delta(text, "stop", stop_reason=shown, timing=output.timing)
             case EngineFinish.LENGTH:
                 return self._last_delta(text, "length", timing=output.timing)
+            case EngineFinish.DEAD_END:
+                return self._last_delta(
+                    text, "length", stop_reason="dead_end", timing=output.timing
+                )
             case EngineFinish.DEADLINE:
                 return self._last_delta(text, "deadline", timing=output.timing)
             case EngineFinish.QUEUE_TIMEOUT:
@@ -197,7 +232,7 @@ class TextStream:
             elif reason in ("stop", "length", "deadline"):
                 reason, stop_reason = "stop", self._stops.matched
         finish = self._finish(reason, stop_reason=stop_reason, timing=timing, error=error)
-        return TextDelta(text=text, token_ids=self._take_ids(), finish=finish)
+        return self._delta(text, finish)
 
     def _finish(
         self,
@@ -220,6 +255,7 @@ class TextStream:
             timing=self._times.finish(self._clock(), timing),
             error=error,
         )
+        self._log_end(finish)
         if self._account is not None:
             self._account.end(
                 prompt_tokens=finish.usage.prompt_tokens,
@@ -234,6 +270,29 @@ class TextStream:
         )
         return finish
 
-    def _take_ids(self) -> tuple[int, ...]:
-        ids, self._unsent_ids = tuple(self._unsent_ids), []
-        return ids
+    def _log_end(self, finish: TextFinish) -> None:
+        """Say who used what; never what was asked or answered."""
+        fields = {
+            "request_id": self.request_id,
+            "key": None if self._account is None else self._account.name,
+            "finish_reason": finish.reason,
+            "prompt_tokens": finish.usage.prompt_tokens,
+            "cached_tokens": finish.usage.cached_tokens,
+            "completion_tokens": finish.usage.completion_tokens,
+            "queue_s": finish.timing.queue_s,
+            "ttft_s": finish.timing.ttft_s,
+            "e2e_s": finish.timing.e2e_s,
+        }
+        logger.info("request ended", extra={"fields": fields})
+
+    def _delta(self, text: str, finish: TextFinish | None) -> TextDelta:
+        """Return all that has not been sent."""
+        delta = TextDelta(
+            text=text,
+            token_ids=tuple(self._unsent_ids),
+            finish=finish,
+            logprobs=tuple(self._unsent_logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        self._unsent_ids, self._unsent_logprobs, self._prompt_logprobs = [], [], None
+        return delta

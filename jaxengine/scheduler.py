@@ -167,11 +167,10 @@ class Scheduler:
                 reason = request.append(token_id, now_s)
                 new = () if reason is FinishReason.DEAD_END else (token_id,)
                 self.generation_tokens += len(new)
-                outputs.append(
-                    request.output(now_s, new)
-                    if reason is None
-                    else self._end(request, reason, now_s, new_token_ids=new)
-                )
+                if reason is None:
+                    outputs.append(request.output(now_s, new))
+                else:
+                    outputs.append(self._end(request, reason, now_s, new_token_ids=new))
         return outputs
 
     def abort(self, request_id: str, now_s: float) -> RequestOutput | None:

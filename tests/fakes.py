@@ -14,7 +14,7 @@ from jaxengine.errors import (
     QueueFullError,
 )
 from jaxengine.output_stream import OutputStream
-from jaxengine.outputs import FinishReason, RequestOutput, RequestTiming
+from jaxengine.outputs import FinishReason, RequestOutput, RequestTiming, TokenLogprobs
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
 from jaxengine.step_log import StepLog
@@ -30,6 +30,7 @@ __all__ = [
     "FakeEngine",
     "byte_tokenizer",
     "fake_answer",
+    "fake_logprobs",
 ]
 
 EOS = 256  # "<|im_end|>"
@@ -39,6 +40,15 @@ SPECIAL_TEXTS = {EOS: "<|im_end|>", IM_START: "<|im_start|>", BOS: "<s>"}
 FIRST_WORD = 259
 
 STEP_S = 0.01  # what one step takes on the engine's own clock
+
+
+def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """Return what FakeEngine says about a token: -id/1000, and those after it, each 1 less likely.
+
+    A token that is not the likeliest: the alternatives begin with the next one.
+    """
+    top = tuple((token_id + 1 + k, -token_id / 1000 + 0.5 - k) for k in range(num_top))
+    return TokenLogprobs(-token_id / 1000, top)
 
 
 def fake_answer(num_prompt_tokens: int, num_tokens: int) -> str:
@@ -410,7 +420,19 @@ class FakeEngine:
             stop_token_id=new_token_ids[-1] if reason is FinishReason.STOP else None,
             error=error,
             timing=timing if reason is not None else None,
+            new_logprobs=self._logprobs(new_token_ids, request.params.logprobs),
+            prompt_logprobs=self._prompt_logprobs(request),
         )
+
+    def _logprobs(self, token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
+        return () if num_top is None else tuple(fake_logprobs(i, num_top) for i in token_ids)
+
+    def _prompt_logprobs(self, request: _FakeRequest) -> tuple[TokenLogprobs | None, ...] | None:
+        """Tell those of the prompt with the first token."""
+        num_top = request.params.prompt_logprobs
+        if num_top is None or len(request.token_times_s) != 1:
+            return None
+        return (None, *self._logprobs(request.prompt[1:], num_top))
 
     def _end(
         self,

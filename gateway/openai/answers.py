@@ -23,10 +23,9 @@ from gateway.errors import GatewayError, InternalError
 from gateway.generation import PreparedGeneration, TextDelta, TextFinish
 from gateway.middleware import REQUEST_ID
 from gateway.openai.choices import merged_deltas, open_streams
+from gateway.openai.details import ChoiceDetails, DetailOptions
 from gateway.openai.protocol import (
-    ChatChoice,
-    ChatDeltaChoice,
-    CompletionChoice,
+    AnyChoice,
     CompletionTokensDetails,
     Envelope,
     PromptTokensDetails,
@@ -37,10 +36,11 @@ from gateway.sse import DONE, EventStream, event
 
 __all__ = ["AnswerFormat", "send_answer"]
 
+NO_DETAILS = DetailOptions()
+
 logger = logging.getLogger(__name__)
 
 type Deltas = AsyncGenerator[tuple[int, TextDelta] | None]
-type AnyChoice = CompletionChoice | ChatDeltaChoice | ChatChoice
 
 
 class AnswerFormat(Protocol):
@@ -77,6 +77,7 @@ async def send_answer(
     model: str,
     stream_options: StreamOptions | None,
     answer_format: AnswerFormat,
+    details: DetailOptions = NO_DETAILS,
 ) -> web.StreamResponse:
     """Generate and answer.
 
@@ -86,7 +87,9 @@ async def send_answer(
     Raises:
         gateway.errors.GatewayError: the engine refused, or, for a whole answer, failed.
     """
-    answer = _Answer(request, prepared, n=n, model=model, answer_format=answer_format)
+    answer = _Answer(
+        request, prepared, n=n, model=model, answer_format=answer_format, details=details
+    )
     if stream_options is None:
         return await answer.whole()
     return await answer.streamed(stream_options)
@@ -103,6 +106,7 @@ class _Answer:
         n: int,
         model: str,
         answer_format: AnswerFormat,
+        details: DetailOptions,
     ) -> None:
         self._request = request
         self._generator = request.app[GENERATOR]
@@ -113,6 +117,8 @@ class _Answer:
         self._created = int(time.time())
         self._fingerprint = f"headrace-{request.app[VERSION]}"
         self._usage = _UsageCount(prepared, n)
+        tokenizer = self._generator.tokenizer
+        self._details = [ChoiceDetails(details, p, tokenizer) for p in prepared]
 
     async def whole(self) -> web.Response:
         texts = [""] * len(self._prepared)
@@ -130,7 +136,8 @@ class _Answer:
                 if delta.finish is not None:
                     if (failure := self._generator.failure(delta.finish)) is not None:
                         raise failure
-                    choices[index] = self._format.whole(index, texts[index], delta.finish)
+                    choice = self._format.whole(index, texts[index], delta.finish)
+                    choices[index] = self._details[index].attach(choice)
         body = self._envelope(
             self._format.object_name,
             *(choices[index] for index in range(len(texts))),
@@ -176,17 +183,21 @@ class _Answer:
                 continue
             index, delta = item
             self._count(index, delta)
-            choices: list[AnyChoice | None] = []
+            choices: list[AnyChoice] = []
+            chunks: list[bytes] = []
             failure = None if delta.finish is None else self._generator.failure(delta.finish)
             if index not in opened and (failure is None or delta.text):
                 # Not before the first token: load tools take this chunk for it.
                 opened.add(index)
-                choices.append(self._format.opening(index))
+                if (opening := self._format.opening(index)) is not None:
+                    chunks.append(self._chunk(opening, options))
             if delta.text:
                 choices.extend(self._format.text(index, delta.text))
             if delta.finish is not None and failure is None:
                 choices.extend(self._format.finish(index, delta.finish))
-            chunks = [self._chunk(choice, options) for choice in choices if choice is not None]
+            if choices:
+                choices[0] = self._details[index].attach(choices[0])
+            chunks += [self._chunk(choice, options) for choice in choices]
             if chunks:
                 await events.send(chunks)
             if failure is not None:
@@ -199,6 +210,7 @@ class _Answer:
             delta.finish,
             reasoning_tokens=self._format.reasoning_tokens(index, delta.token_ids),
         )
+        self._details[index].add(delta)
 
     def _chunk(self, choice: AnyChoice, options: StreamOptions) -> bytes:
         usage: UsageBody | UnsetType | None = UNSET

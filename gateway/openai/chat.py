@@ -12,6 +12,7 @@ from gateway.errors import InvalidRequest
 from gateway.generation import ChatMessage, PreparedGeneration, TextFinish, TextGenerator
 from gateway.json_body import convert, read_object
 from gateway.openai.answers import send_answer
+from gateway.openai.details import DetailOptions
 from gateway.openai.protocol import (
     ChatBody,
     ChatChoice,
@@ -45,6 +46,7 @@ from gateway.openai.tool_parsers import (
 from gateway.openai.tools import AnswerReading, answer_reading, new_call_id, tool_use
 from gateway.openai.unsupported import CHAT_FIELDS, refuse_unsupported
 from gateway.text_codec import MessageCall
+from jaxengine.sampling_params import MAX_LOGPROBS
 
 __all__ = ["chat_completions", "chat_messages"]
 
@@ -74,6 +76,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         body,
         [messages],
         max_tokens=_max_tokens(body),
+        logprobs=_logprobs(body),
         caller=caller_of(request),
     )
     generation = replace(generation, tools=tools.definitions, visible_tokens=reading.visible_tokens)
@@ -90,6 +93,11 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         model=model,
         stream_options=(body.stream_options or StreamOptions()) if body.stream else None,
         answer_format=ChatFormat(reading, generator, prepared, n=n),
+        details=DetailOptions(
+            logprobs="chat" if body.logprobs else None,
+            token_ids=bool(body.return_token_ids),
+            names_are_ids=bool(body.return_tokens_as_token_ids),
+        ),
     )
 
 
@@ -168,6 +176,18 @@ def _max_tokens(body: ChatBody) -> int | None:
     if body.max_completion_tokens is not None:
         return body.max_completion_tokens
     return body.max_tokens
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    """Return how many alternatives are told with each token; None to tell no log-probabilities."""
+    num_top = body.top_logprobs or 0
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {num_top}", param="top_logprobs"
+        )
+    if num_top and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return num_top if body.logprobs else None
 
 
 class ChatFormat:

@@ -10,6 +10,7 @@ from gateway.errors import InvalidRequest
 from gateway.generation import TextFinish
 from gateway.json_body import convert, read_object
 from gateway.openai.answers import send_answer
+from gateway.openai.details import DetailOptions, prompt_text
 from gateway.openai.protocol import CompletionBody, CompletionChoice, StreamOptions
 from gateway.openai.sampling import (
     check_model,
@@ -41,15 +42,25 @@ async def completions(request: web.Request) -> web.StreamResponse:
         prompts,
         max_tokens=body.max_tokens,
         caller=caller_of(request),
+        logprobs=body.logprobs,
+        echo=bool(body.echo),
     )
     prepared = await prepare_all(generator, requests, n=n)
+    choices = [choice for p in prepared for choice in with_choice_seeds(p, n)]
+    texts = [prompt_text(p, generator.tokenizer) for p in choices] if body.echo else []
     return await send_answer(
         request,
-        [choice for p in prepared for choice in with_choice_seeds(p, n)],
+        choices,
         n=n,
         model=model,
         stream_options=(body.stream_options or StreamOptions()) if body.stream else None,
-        answer_format=CompletionFormat(),
+        answer_format=CompletionFormat(texts),
+        details=DetailOptions(
+            logprobs=None if body.logprobs is None else "completion",
+            echo=bool(body.echo),
+            token_ids=bool(body.return_token_ids),
+            names_are_ids=bool(body.return_tokens_as_token_ids),
+        ),
     )
 
 
@@ -82,22 +93,34 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
 
 
 class CompletionFormat:
-    """Choices with their text in `text`, whole or streamed."""
+    """Choices with their text in `text`, whole or streamed.
+
+    Args:
+        prompts: what comes before the text of each choice; empty if the prompt is not wanted.
+    """
 
     id_prefix = "cmpl"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
+    def __init__(self, prompts: Sequence[str] = ()) -> None:
+        self._prompts = dict(enumerate(prompts))  # those not told yet
+
     def opening(self, index: int) -> None:
         return None
 
     def text(self, index: int, text: str) -> list[CompletionChoice]:
-        return [CompletionChoice(index=index, text=text)]
+        return [CompletionChoice(index=index, text=self._prompts.pop(index, "") + text)]
 
     def finish(self, index: int, finish: TextFinish) -> list[CompletionChoice]:
-        return [self.whole(index, "", finish)]
+        """Return the end, after the prompt if there was no text to come with it."""
+        prompt = self.text(index, "") if index in self._prompts else []
+        return [*prompt, self._end("", index, finish)]
 
     def whole(self, index: int, text: str, finish: TextFinish) -> CompletionChoice:
+        return self._end(self._prompts.pop(index, "") + text, index, finish)
+
+    def _end(self, text: str, index: int, finish: TextFinish) -> CompletionChoice:
         return CompletionChoice(
             index=index,
             text=text,

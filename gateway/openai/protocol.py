@@ -12,12 +12,15 @@ from msgspec import UNSET, UnsetType
 from gateway.generation import Timing
 
 __all__ = [
+    "AnyChoice",
     "ChatBody",
     "ChatChoice",
     "ChatDelta",
     "ChatDeltaChoice",
+    "ChatLogprobs",
     "CompletionBody",
     "CompletionChoice",
+    "CompletionLogprobs",
     "CompletionTokensDetails",
     "ContentPart",
     "Envelope",
@@ -30,11 +33,13 @@ __all__ = [
     "PromptTokensDetails",
     "SamplingBody",
     "StreamOptions",
+    "TokenLogprob",
     "ToolBody",
     "ToolCall",
     "ToolCallBody",
     "ToolCallDelta",
     "ToolChoiceBody",
+    "TopLogprob",
     "UsageBody",
     "WireFinish",
 ]
@@ -65,6 +70,14 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
     tenant: str | None = None
     priority: int | None = None
@@ -78,6 +91,8 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
     """Body of POST /v1/completions. A prompt is text or token ids; several come as a list."""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -147,6 +162,8 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
 
     messages: list[MessageBody]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[ToolBody] | None = None
     tool_choice: str | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
@@ -174,11 +191,42 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
+class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    """How likely a token was; `bytes` is null for one that is not text."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class TokenLogprob(TopLogprob, kw_only=True, frozen=True):
+    """How likely a generated token was, and what else was."""
+
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    """Log-probabilities as chat answers tell them."""
+
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    """Log-probabilities as text completions tell them; of the first prompt token there is none."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+    text_offset: tuple[int, ...]
+
+
 class _Choice(msgspec.Struct, kw_only=True, frozen=True):
     """What all choices share. `stop_reason` and `timing` are ours; only finished ones have them."""
 
     index: int
-    logprobs: None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     finish_reason: WireFinish | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     timing: Timing | UnsetType = UNSET
@@ -188,6 +236,7 @@ class CompletionChoice(_Choice, kw_only=True, frozen=True):
     """A choice of a text completion; whole and streamed ones look alike."""
 
     text: str
+    logprobs: CompletionLogprobs | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, frozen=True):
@@ -234,6 +283,7 @@ class ChatDeltaChoice(_Choice, kw_only=True, frozen=True):
     """A choice of a streamed chat answer."""
 
     delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
 
 
 class GeneratedMessage(msgspec.Struct, kw_only=True, frozen=True):
@@ -250,6 +300,10 @@ class ChatChoice(_Choice, kw_only=True, frozen=True):
     """A choice of a whole chat answer."""
 
     message: GeneratedMessage
+    logprobs: ChatLogprobs | None = None
+
+
+type AnyChoice = CompletionChoice | ChatDeltaChoice | ChatChoice
 
 
 class Envelope(msgspec.Struct, kw_only=True, frozen=True):

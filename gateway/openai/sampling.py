@@ -1,7 +1,7 @@
 """From the fields that both generating endpoints share to generation requests."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.callers import Caller
 from gateway.config import GatewayConfig
@@ -14,6 +14,7 @@ from gateway.generation import (
 )
 from gateway.openai.protocol import SamplingBody, WireFinish
 from gateway.prompts import Prompt
+from gateway.token_wishes import TokenWishes
 
 __all__ = [
     "check_model",
@@ -63,6 +64,8 @@ def generation_requests(
     *,
     max_tokens: int | None,
     caller: Caller,
+    logprobs: int | None = None,
+    echo: bool = False,
 ) -> list[GenerationRequest]:
     """Return one request per prompt; what is null takes its default.
 
@@ -71,6 +74,8 @@ def generation_requests(
         prompts: the prompts, taken from the body.
         max_tokens: the field of this endpoint.
         caller: who is asking.
+        logprobs: alternatives to tell with each generated token; None to tell nothing.
+        echo: whether the prompt is told too, and its log-probabilities if any are wanted.
 
     Raises:
         InvalidRequest: stream_options without a stream, or a tenant that cannot be one.
@@ -78,10 +83,13 @@ def generation_requests(
     """
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    prompt_only = echo and max_tokens == 0
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     template = GenerationRequest(
         prompt="",
-        max_tokens=max_tokens,
+        max_tokens=1 if prompt_only else max_tokens,
+        prompt_only=prompt_only,
+        tokens=_token_wishes(body, logprobs, echo=echo),
         min_tokens=body.min_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=0 if body.top_k in (None, -1) else body.top_k,  # -1 is what vLLM's clients send
@@ -100,6 +108,31 @@ def generation_requests(
         deadline_s=body.deadline,
     )
     return [dataclasses.replace(template, prompt=prompt) for prompt in prompts]
+
+
+def _token_wishes(body: SamplingBody, logprobs: int | None, *, echo: bool) -> TokenWishes:
+    penalty = body.repetition_penalty
+    return TokenWishes(
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo else None,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if penalty is None else penalty,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        bad_words=tuple(body.bad_words or ()),
+        allowed_token_ids=tuple(body.allowed_token_ids) if body.allowed_token_ids else None,
+    )
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Return biases by token id; JSON has only text for keys."""
+    for key in biases:
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise InvalidRequest(
+                f"logit_bias: '{key[:40]}' is not a token id", param=f"logit_bias.{key[:40]}"
+            )
+    # "7" and "07" are the same token: the last one counts, as with keys that are equal.
+    return tuple({int(key): bias for key, bias in biases.items()}.items())
 
 
 async def prepare_all(

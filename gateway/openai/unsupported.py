@@ -8,40 +8,32 @@ from collections.abc import Mapping
 
 from gateway.errors import InvalidRequest
 
-__all__ = ["CHAT_FIELDS", "COMPLETION_FIELDS", "refuse_unsupported"]
+__all__ = ["CHAT_FIELDS", "COMMON_FIELDS", "COMPLETION_FIELDS", "refuse_unsupported"]
 
 # Field -> values that ask for nothing. Null always does.
-_COMMON: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
+COMMON_FIELDS: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 
 COMPLETION_FIELDS: Mapping[str, tuple[object, ...]] = {
-    **_COMMON,
-    "logprobs": (),
+    **COMMON_FIELDS,
     "suffix": ("",),
 }
 
 CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
-    **_COMMON,
+    **COMMON_FIELDS,
+    "echo": (False,),
     "add_generation_prompt": (True,),
     "audio": (),
     "chat_template": (),
@@ -49,10 +41,8 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
-    "top_logprobs": (0,),
     "web_search_options": (),
 }
 

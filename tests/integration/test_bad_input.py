@@ -56,7 +56,6 @@ async def refused(session: aiohttp.ClientSession, path: str, body: dict) -> dict
         # Row 13: nothing to generate.
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         (CHAT, {"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens"),
-        (COMPLETIONS, {"prompt": "x", "max_tokens": 0, "echo": True}, "echo"),
         # Row 15: what can never fit, with both numbers in the message.
         (COMPLETIONS, {"prompt": "x" * 512}, "prompt"),
         (COMPLETIONS, {"prompt": "x" * 200, "max_tokens": 400}, "max_tokens"),
@@ -74,7 +73,7 @@ async def refused(session: aiohttp.ClientSession, path: str, body: dict) -> dict
         (COMPLETIONS, {"prompt": "x", "n": 5_000_000}, "n"),
         (COMPLETIONS, {"prompt": ["x"] * 200}, "prompt"),
         (COMPLETIONS, {"prompt": "x", "logprobs": 10**9}, "logprobs"),
-        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 10**9}, "logprobs"),
+        (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 10**9}, "top_logprobs"),
         (COMPLETIONS, {"prompt": "x", "top_k": 2**31}, "top_k"),
         (COMPLETIONS, {"prompt": "x", "seed": 2**64}, "seed"),
         (COMPLETIONS, {"prompt": "x", "temperature": 999_999}, "temperature"),

@@ -21,7 +21,7 @@ def test_any_other_value_of_every_field_is_refused_by_name(fields):
 
 
 @pytest.mark.parametrize(
-    "body", [{"best_of": True}, {"presence_penalty": False}, {"repetition_penalty": True}]
+    "body", [{"best_of": True}, {"length_penalty": True}, {"use_beam_search": 0}]
 )
 def test_a_boolean_is_no_number(body):
     with pytest.raises(InvalidRequest):
@@ -29,4 +29,4 @@ def test_a_boolean_is_no_number(body):
 
 
 def test_floats_that_equal_a_neutral_integer_pass():
-    refuse_unsupported({"presence_penalty": 0.0, "repetition_penalty": 1.0}, COMPLETION_FIELDS)
+    refuse_unsupported({"best_of": 1.0, "length_penalty": 1.0}, COMPLETION_FIELDS)

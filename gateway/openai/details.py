@@ -1,0 +1,155 @@
+"""What choices tell besides their text: log-probabilities, token ids, and the prompt again."""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from gateway.generation import PreparedGeneration, TextDelta
+from gateway.openai.protocol import (
+    AnyChoice,
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from gateway.text_codec import TextTokenizer
+from gateway.token_wishes import token_name
+from jaxengine.outputs import TokenLogprobs
+
+__all__ = ["ChoiceDetails", "DetailOptions", "prompt_text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetailOptions:
+    """What a client wants to be told.
+
+    Attributes:
+        logprobs: in which of the two shapes; None for none.
+        echo: whether the prompt comes first.
+        token_ids: whether ids are told.
+        names_are_ids: whether log-probabilities name tokens by their ids.
+    """
+
+    logprobs: Literal["chat", "completion"] | None = None
+    echo: bool = False
+    token_ids: bool = False
+    names_are_ids: bool = False
+
+
+class ChoiceDetails:
+    """The details of one choice, collected until a chunk takes them.
+
+    Args:
+        options: what to tell.
+        prepared: the request.
+        tokenizer: names tokens.
+    """
+
+    def __init__(
+        self, options: DetailOptions, prepared: PreparedGeneration, tokenizer: TextTokenizer
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprobs | None] = []
+        self._generated: list[int] = []
+        self._is_begun = False
+        self._is_told = False  # the prompt
+
+    def add(self, delta: TextDelta) -> None:
+        """Take in a delta."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._begin(delta.prompt_logprobs)
+        self._generated += delta.token_ids
+        if self._options.logprobs is not None:
+            self._ids += delta.token_ids
+            self._logprobs += delta.logprobs
+
+    def attach[T: AnyChoice](self, choice: T) -> T:
+        """Return the choice with all that was collected."""
+        options = self._options
+        if options.logprobs is None and not options.token_ids:
+            return choice
+        fields: dict[str, object] = {}
+        if options.logprobs == "completion":
+            fields["logprobs"] = self._completion_logprobs()
+        elif options.logprobs == "chat":
+            content = tuple(map(self._token_logprob, self._ids, self._logprobs))
+            fields["logprobs"] = ChatLogprobs(content=content)
+        if options.token_ids:
+            fields["token_ids"] = tuple(self._generated)
+            if not self._is_told:
+                fields["prompt_token_ids"] = self._prepared.prompt_token_ids
+            self._is_told = True
+        self._ids, self._logprobs, self._generated = [], [], []
+        return msgspec.structs.replace(choice, **fields)
+
+    def _begin(self, prompt_logprobs: Sequence[TokenLogprobs | None] | None) -> None:
+        """Tell the prompt, or only how long it is: offsets count from its beginning."""
+        if self._options.logprobs != "completion":
+            return
+        prepared = self._prepared
+        if self._options.echo and prompt_logprobs is not None:
+            self._ids = list(prepared.prompt_token_ids)
+            self._logprobs = list(prompt_logprobs)
+        else:
+            self._num_chars = len(prompt_text(prepared, self._tokenizer))
+
+    def _completion_logprobs(self) -> CompletionLogprobs:
+        names, offsets, tops = [], [], []
+        for token_id, found in zip(self._ids, self._logprobs, strict=True):
+            names.append(self._name(token_id))
+            offsets.append(self._num_chars)
+            shown = self._tokenizer.token_bytes(token_id)
+            self._num_chars += len(self._decoder.decode(shown))
+            tops.append(None if found is None else self._top(token_id, found))
+        return CompletionLogprobs(
+            tokens=tuple(names),
+            token_logprobs=tuple(None if x is None else x.logprob for x in self._logprobs),
+            top_logprobs=tuple(tops),
+            text_offset=tuple(offsets),
+        )
+
+    def _top(self, token_id: int, found: TokenLogprobs) -> dict[str, float]:
+        """Return the likeliest tokens by name, and always the one that came."""
+        top: dict[str, float] = {}
+        for other, logprob in {**dict(found.top), token_id: found.logprob}.items():
+            name = self._name(other)
+            top[f"token_id:{other}" if name in top else name] = logprob  # some look alike
+        return top
+
+    def _token_logprob(self, token_id: int, found: TokenLogprobs | None) -> TokenLogprob:
+        assert found is not None, "a generated token has no log-probability"
+        return TokenLogprob(
+            token=self._name(token_id),
+            logprob=found.logprob,
+            bytes=self._bytes(token_id),
+            top_logprobs=tuple(
+                TopLogprob(token=self._name(i), logprob=logprob, bytes=self._bytes(i))
+                for i, logprob in found.top
+            ),
+        )
+
+    def _bytes(self, token_id: int) -> tuple[int, ...] | None:
+        """Return what the token adds to the text; None for one that is not text."""
+        return tuple(self._tokenizer.token_bytes(token_id)) or None
+
+    def _name(self, token_id: int) -> str:
+        if self._options.names_are_ids:
+            return f"token_id:{token_id}"
+        return token_name(self._tokenizer, token_id)
+
+
+def prompt_text(prepared: PreparedGeneration, tokenizer: TextTokenizer) -> str:
+    """Return the prompt as text: as it was given, or what its ids mean."""
+    prompt = prepared.request.prompt
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode(prepared.prompt_token_ids, skip_special=False)
