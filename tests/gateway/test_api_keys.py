@@ -66,6 +66,8 @@ def test_the_file_can_be_written_by_hand(tmp_path):
         ({"keys": [{"name": "a", "sha256": SHA.upper()}]}, "sha256"),
         ({"keys": [{"name": "a\n", "sha256": SHA}]}, "name"),
         ({"keys": [{"name": "", "sha256": SHA}]}, "name"),
+        ({"keys": [{"name": "two words", "sha256": SHA}]}, "name"),
+        ({"keys": [{"name": "x" * 65, "sha256": SHA}]}, "name"),
         ({"keys": [{"name": "a", "sha256": SHA, "weigth": 2}]}, "weigth"),
         ({"keys": [{"name": "a", "sha256": SHA, "weight": 0}]}, "weight"),
         ({"keys": [{"name": "a", "sha256": SHA, "weight": "2"}]}, "weight"),

@@ -128,6 +128,17 @@ async def test_an_unexpected_error_tells_the_log_and_not_the_client(caplog):
     assert "secret" in caplog.text
 
 
+async def test_each_request_is_one_line_of_the_debug_log_without_its_query(gateway, caplog):
+    with caplog.at_level("DEBUG", logger="gateway.middleware"):
+        async with gateway.session.get("/nowhere?ticket=secret") as response:
+            assert response.status == 404
+    [record] = [record for record in caplog.records if record.getMessage() == "answered"]
+    fields = record.fields
+    assert (fields["method"], fields["path"], fields["status"]) == ("GET", "/nowhere", 404)
+    assert fields["duration_s"] >= 0
+    assert "secret" not in str(vars(record))
+
+
 async def test_a_cancelled_handler_stays_cancelled():
     async def handler(request):
         raise asyncio.CancelledError

@@ -346,3 +346,10 @@ def test_what_left_before_the_engine_saw_it_counts_no_longer():
     for name in door.ids:
         door.admission.end(name)
     assert door.fill(20) == 14
+
+
+def test_weights_that_change_hold_from_then_on():
+    door = Door()
+    assert door.fill(20, tenant="flooder") == 14
+    door.admission.set_tenant_weights({"heavy": 6.0})
+    assert door.fill(20, tenant="heavy") == 12  # 6 / 7 of 14

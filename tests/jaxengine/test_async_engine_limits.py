@@ -55,6 +55,14 @@ async def test_a_request_without_a_queue_timeout_gets_the_engines(start: Start):
     assert timeouts_s == [50.0, 60.0]
 
 
+async def test_weights_reach_the_scheduler(start: Start):
+    engine, _ = start()
+    engine.set_tenant_weights({"heavy": 3.0})
+    await read(ask(engine, tenant="heavy"))
+    tenants = engine._core._scheduler.tenants
+    assert tenants.arrive("heavy", first_waiting=None).weight == 3.0
+
+
 # Time runs out.
 
 

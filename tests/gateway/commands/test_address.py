@@ -4,7 +4,13 @@ import socket
 import click
 import pytest
 
-from gateway.commands.address import check_address, prepare_port_file, reason, write_port_file
+from gateway.commands.address import (
+    check_address,
+    check_loopback,
+    prepare_port_file,
+    reason,
+    write_port_file,
+)
 
 
 @pytest.fixture
@@ -24,6 +30,17 @@ def test_a_free_port_passes_and_stays_free():
 def test_every_address_of_the_machine_can_be_asked_for():
     check_address("", 0)
     check_address("0.0.0.0", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
+def test_only_this_machine_reaches_its_loopback(host):
+    check_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.0.2.1"])
+def test_what_others_reach_needs_a_word_about_keys(host):
+    with pytest.raises(click.UsageError, match="--allow-unauthenticated"):
+        check_loopback(host)
 
 
 def test_a_taken_port_is_one_line(taken_port):

@@ -66,6 +66,12 @@ def use_no_cache(monkeypatch, tmp_path) -> None:
         ("--chat-template", "no/such/file"),
         ("--metrics-prefix", "other"),
         ("--log-level", "loud"),
+        ("--log-format", "xml"),
+        ("--api-keys-file", "no/such/file"),
+        ("--ssl-certfile", "no/such/file"),
+        ("--max-body-bytes", "much"),
+        ("--header-timeout", "0"),
+        ("--send-timeout", "nan"),
     ],
 )
 def test_a_bad_value_is_refused_and_its_option_named(capsys, option, value):
@@ -113,6 +119,26 @@ def test_a_port_file_that_is_a_folder_is_refused(capsys, tmp_path):
 def test_values_that_do_not_go_together_are_refused(capsys, tmp_path, monkeypatch, arguments, line):
     use_no_cache(monkeypatch, tmp_path)
     assert refused(capsys, TINY, "--port", "0", *arguments) == line
+
+
+def test_an_address_that_others_reach_needs_keys_or_a_word(capsys):
+    line = refused(capsys, TINY, "--host", "0.0.0.0", "--port", "0")
+    assert line.startswith("Error: others can reach 0.0.0.0")
+    assert "--api-keys-file" in line
+    assert "--allow-unauthenticated" in line
+
+
+@pytest.mark.parametrize("more", [["--allow-unauthenticated"], ["--api-key", "0123456789abcdef"]])
+def test_with_either_it_goes_on_to_the_model(capsys, more):
+    line = failed(capsys, "no such model", "--host", "0.0.0.0", "--port", "0", *more)
+    assert line.startswith("Error: unknown model")
+
+
+def test_a_key_file_that_is_none_is_refused_before_anything_is_loaded(capsys, tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_text("[]")
+    line = refused(capsys, "no such model", "--api-keys-file", str(path))
+    assert line.startswith(f"Error: --api-keys-file {path}: ")
 
 
 def test_a_variable_sets_an_option(capsys, monkeypatch):
