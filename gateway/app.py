@@ -25,6 +25,7 @@ from gateway.middleware import (
 from gateway.openai import models, tokenize
 from gateway.openai.chat import chat_completions
 from gateway.openai.completions import completions
+from gateway.openai.responses import handlers as responses
 from gateway.resumption import RESUME_STORE, ResumeStore
 from gateway.websocket import stream_handler
 
@@ -70,6 +71,7 @@ def build_app(
     openapi.add_routes(app)
     app.router.add_post("/v1/completions", completions)
     app.router.add_post("/v1/chat/completions", chat_completions)
+    responses.add_routes(app)
     app.router.add_get("/v1/stream", stream_handler)
     app.on_response_prepare.append(add_common_headers)
     app.on_response_prepare.append(add_cors_headers)

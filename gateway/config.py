@@ -37,6 +37,8 @@ class GatewayConfig:
         tool_call_parser: how the model writes calls of tools; "auto" reads it off the template.
         reasoning_parser: how it marks its thoughts, likewise; "none" leaves them in the text.
 
+        response_store_bytes: responses that can be asked for again, with their conversations.
+
         max_n: most choices per prompt.
         max_choices: most prompts times choices in one HTTP request.
         max_stop_strings, max_stop_string_length: stop strings of a request, characters of each.
@@ -73,6 +75,8 @@ class GatewayConfig:
 
     tool_call_parser: ToolParserName = "auto"
     reasoning_parser: ReasoningFormat = "auto"
+
+    response_store_bytes: int = 64 * 1024 * 1024
 
     max_n: int = 16
     max_choices: int = 128

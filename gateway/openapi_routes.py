@@ -11,6 +11,12 @@ from msgspec import Meta
 
 from gateway.openai.models import ModelEntry, ModelList
 from gateway.openai.protocol import ChatBody, CompletionBody
+from gateway.openai.responses.protocol import (
+    DeletedResponse,
+    ResponseEvent,
+    ResponseObject,
+    ResponsesBody,
+)
 from gateway.openai.tokenize import (
     DetokenizeBody,
     DetokenizedBody,
@@ -130,6 +136,14 @@ SHARES = Parameter(
     description="1 also tells what each request had of each step.",
 )
 
+RESPONSE: dict[int, tuple[str, tuple[Content, ...]]] = {
+    200: (
+        "The response; with `stream`, as events, of which the last has it whole.",
+        (Content(type=ResponseObject), Content(media_type=EVENT_STREAM, type=ResponseEvent)),
+    )
+}
+RESPONSE_ID = Parameter(name="response_id", place="path", description="The response.")
+
 OPERATIONS = (
     Operation(
         method="post",
@@ -144,6 +158,47 @@ OPERATIONS = (
         summary="Continue one or more prompts.",
         body=CompletionBody,
         answers=_whole_or_stream(TextCompletion, TextCompletion),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses",
+        summary="Answer a conversation, and remember it.",
+        body=ResponsesBody,
+        answers=RESPONSE,
+    ),
+    Operation(
+        method="get",
+        path="/v1/responses/{response_id}",
+        summary="Tell of a response, or with `stream` follow one in the background.",
+        parameters=(
+            RESPONSE_ID,
+            Parameter(
+                name="stream", type=Literal["true", "false"], description="Answer with events."
+            ),
+            Parameter(
+                name="starting_after",
+                type=Annotated[int, Meta(ge=-1, le=2**53)],
+                description="The sequence number of the last event that the caller has.",
+            ),
+        ),
+        answers=RESPONSE,
+        errors=(400, 404),
+    ),
+    Operation(
+        method="delete",
+        path="/v1/responses/{response_id}",
+        summary="Forget a response.",
+        parameters=(RESPONSE_ID,),
+        answers=_json(DeletedResponse),
+        errors=(404,),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses/{response_id}/cancel",
+        summary="End a response in the background.",
+        parameters=(RESPONSE_ID,),
+        answers=_json(ResponseObject),
+        errors=(400, 404),
     ),
     Operation(
         method="get",

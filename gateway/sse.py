@@ -25,12 +25,13 @@ class SlowReaderError(ConnectionError):
     """The client accepted no byte for too long; the connection is gone."""
 
 
-def event(data: bytes) -> bytes:
-    """Return the event that carries this JSON text."""
+def event(data: bytes, *, name: str | None = None) -> bytes:
+    """Return the event that carries this JSON text; the name is ours and has no line ends."""
     for char, escaped in _LINE_ENDS:
         if char in data:
             data = data.replace(char, escaped)
-    return b"data: " + data + b"\n\n"
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + data + b"\n\n"
 
 
 class EventStream:

@@ -11,6 +11,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 BODIES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": ["hi", "ho"], "max_tokens": 3},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 3},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [104, 105]},
     "/v1/ws-ticket": {},
@@ -31,7 +32,9 @@ def type_of(operation, status, media_type="application/json"):
 async def test_an_answer_is_of_the_type_that_the_document_gives(gateway, path):
     operation = JSON_OPERATIONS[path]
     if operation.method == "get":
-        status, body = await gateway.get(path.replace("{name}", "tiny"))
+        _, response = await gateway.post("/v1/responses", BODIES["/v1/responses"])
+        names = {"name": "tiny", "response_id": response["id"]}
+        status, body = await gateway.get(path.format(**names))
     else:
         status, body = await gateway.post(path, BODIES[path])
     assert status == 200
@@ -49,6 +52,15 @@ async def test_so_is_each_event_of_a_stream(gateway, path):
     assert lines.pop() == b"[DONE]\n"
     for line in lines:
         msgspec.json.decode(line, type=type_)
+
+
+async def test_so_is_each_event_of_a_response(gateway):
+    body = {**BODIES["/v1/responses"], "stream": True}
+    type_ = type_of(JSON_OPERATIONS["/v1/responses"], 200, "text/event-stream")
+    async with gateway.session.post("/v1/responses", json=body) as response:
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                msgspec.json.decode(line[6:], type=type_)
 
 
 async def test_an_error_is_an_error_body(gateway):

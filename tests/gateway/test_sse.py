@@ -53,3 +53,7 @@ async def test_a_client_that_does_not_read_is_cut_after_the_deadline(aiohttp_ser
     with contextlib.suppress(ConnectionError):
         await reader.read()  # comes to an end
     await closed(writer)
+
+
+def test_an_event_may_have_a_name():
+    assert event(b"{}", name="a.b") == b"event: a.b\ndata: {}\n\n"

@@ -1,0 +1,213 @@
+"""From the body of a request to a response that can run."""
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.callers import Caller
+from gateway.config import GatewayConfig
+from gateway.errors import InvalidRequest
+from gateway.generation import TextGenerator
+from gateway.json_body import convert
+from gateway.openai.protocol import FunctionBody, FunctionName, ToolBody, ToolChoiceBody
+from gateway.openai.responses.items import input_messages
+from gateway.openai.responses.protocol import (
+    RESPONSE_FIELDS,
+    ReasoningOptions,
+    ResponseObject,
+    ResponsesBody,
+    ResponseTool,
+    ResponseToolChoice,
+    TextOptions,
+)
+from gateway.openai.responses.run import ResponseRun
+from gateway.openai.responses.store import ResponseStore
+from gateway.openai.sampling import check_model, generation_requests, prepare_all
+from gateway.openai.tools import ToolUse, answer_reading, tool_use
+from gateway.openai.unsupported import refuse_unsupported
+from gateway.text_codec import ChatMessage
+
+__all__ = ["create_run", "read_body"]
+
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+# How the fields of a response are called where its generation is prepared.
+_FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+
+
+def read_body(raw: dict[str, object]) -> ResponsesBody:
+    """Check the fields of a decoded body.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    body = convert(raw, ResponsesBody)
+    refuse_unsupported(raw, RESPONSE_FIELDS)
+    if body.text is not None and body.text.format not in (None, {"type": "text"}):
+        raise _unsupported("text.format", "only plain text is supported")
+    for i, name in enumerate(body.include or ()):
+        if "logprobs" in name:
+            raise _unsupported(f"include[{i}]", "logprobs are not supported")
+    metadata = body.metadata or {}
+    if len(metadata) > MAX_METADATA or any(
+        len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE
+        for key, value in metadata.items()
+    ):
+        raise InvalidRequest(
+            f"metadata may hold at most {MAX_METADATA} entries, with keys of {MAX_METADATA_KEY} "
+            f"and values of {MAX_METADATA_VALUE} characters",
+            param="metadata",
+        )
+    if body.background and body.store is False:
+        raise InvalidRequest(
+            "a response in the background must be stored, or nobody could get it", param="store"
+        )
+    return body
+
+
+async def create_run(
+    body: ResponsesBody,
+    *,
+    caller: Caller,
+    generator: TextGenerator,
+    config: GatewayConfig,
+    stores: Sequence[ResponseStore],
+) -> ResponseRun:
+    """Return the response that this body asks for, ready to run.
+
+    Args:
+        body: as `read_body` returns it.
+        caller: who asks; previous responses must be theirs.
+        generator: what is to answer.
+        config: the limits.
+        stores: where a previous response may be.
+
+    Raises:
+        gateway.errors.GatewayError: it cannot be served.
+    """
+    model = check_model(body.model, config)
+    conversation = (*_previous(body, caller, stores), *input_messages(body.input or ()))
+    if not conversation:
+        raise InvalidRequest("input must not be empty", param="input")
+    tools = _tool_use(body)
+    reading = answer_reading(tools, generator, config)
+    system = (ChatMessage(role="system", content=body.instructions),) if body.instructions else ()
+    answers = body.generate is not False
+    [request] = generation_requests(
+        body,
+        [(*system, *conversation)],
+        max_tokens=body.max_output_tokens if answers else 1,
+        caller=caller,
+    )
+    request = dataclasses.replace(
+        request, tools=tools.definitions, visible_tokens=reading.visible_tokens
+    )
+    try:
+        [prepared] = await prepare_all(generator, [request], n=1)
+    except InvalidRequest as exc:
+        exc.param = _FIELD_NAMES.get(exc.param or "", exc.param)
+        raise
+    return ResponseRun(
+        generator,
+        prepared,
+        reading,
+        _response(body, model),
+        conversation=conversation,
+        answers=answers,
+    )
+
+
+def _previous(
+    body: ResponsesBody, caller: Caller, stores: Sequence[ResponseStore]
+) -> tuple[ChatMessage, ...]:
+    """The conversation that this response goes on with."""
+    if body.previous_response_id is None:
+        return ()
+    for store in stores:
+        stored = store.get(caller.principal, body.previous_response_id)
+        if stored is None:
+            continue
+        if stored.response.status not in ("completed", "incomplete"):
+            raise InvalidRequest(
+                f"the previous response is {stored.response.status}",
+                param="previous_response_id",
+            )
+        return stored.conversation
+    raise InvalidRequest(
+        f"the previous response '{body.previous_response_id[:100]}' is not there, or no more",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+def _tool_use(body: ResponsesBody) -> ToolUse:
+    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    try:
+        return tool_use(tools, _tool_choice(body.tool_choice), parallel=body.parallel_tool_calls)
+    except InvalidRequest as exc:
+        # A function is no part of a tool here, but the tool itself.
+        raise InvalidRequest(
+            exc.message.replace(".function", ""),
+            param=(exc.param or "").replace(".function", ""),
+            code=exc.code,
+        ) from None
+
+
+def _tool_choice(choice: str | ResponseToolChoice | None) -> str | ToolChoiceBody | None:
+    if not isinstance(choice, ResponseToolChoice):
+        return choice
+    function = None if choice.name is None else FunctionName(choice.name)
+    return ToolChoiceBody(type=choice.type, function=function)
+
+
+def _tool(tool: ResponseTool, path: str) -> ToolBody:
+    if tool.type == "function" and tool.name is None:
+        raise InvalidRequest(f"{path}.name is required", param=f"{path}.name")
+    return ToolBody(
+        type=tool.type,
+        function=FunctionBody(
+            name=tool.name or "",
+            description=tool.description,
+            parameters=tool.parameters,
+            strict=tool.strict,
+        ),
+    )
+
+
+def _response(body: ResponsesBody, model: str) -> ResponseObject:
+    """The response at its beginning, with what was asked."""
+    return ResponseObject(
+        id=f"resp_{uuid.uuid4().hex}",
+        created_at=int(time.time()),
+        status="in_progress",
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=model,
+        output=(),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=body.reasoning or ReasoningOptions(),
+        store=body.store is not False,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text=TextOptions(
+            format={"type": "text"}, verbosity=None if body.text is None else body.text.verbosity
+        ),
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=tuple(
+            msgspec.structs.replace(tool, parameters=tool.parameters or {})
+            for tool in body.tools or ()
+        ),
+        top_p=1.0 if body.top_p is None else body.top_p,
+    )
+
+
+def _unsupported(path: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: {problem}", param=path, code="unsupported_parameter")
