@@ -58,8 +58,9 @@ def make_chunks(cache: Cache, spans: list[tuple[int, int]], **context: int) -> l
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
-def test_lengths_at_the_edges_of_blocks_and_tiles(block_size):
+def test_lengths_at_the_edges_of_blocks_and_tiles(block_size, kernel):
     cache = Cache(
+        kernel=kernel,
         num_tokens=640,
         num_seqs=16,
         block_size=block_size,
@@ -87,8 +88,8 @@ def test_lengths_at_the_edges_of_blocks_and_tiles(block_size):
         (4, 2, 80, "bfloat16"),
     ],
 )
-def test_query_heads_share_kv_heads(heads, kv_heads, head_dim, dtype):
-    cache = Cache(num_tokens=128, num_seqs=8, dtype=dtype)
+def test_query_heads_share_kv_heads(heads, kv_heads, head_dim, dtype, kernel):
+    cache = Cache(kernel=kernel, num_tokens=128, num_seqs=8, dtype=dtype)
     spans = [(1, 1), (1, 37), (1, 200), (5, 5), (70, 150)]
     check(cache, make_chunks(cache, spans, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
 
@@ -101,8 +102,9 @@ def test_query_heads_share_kv_heads(heads, kv_heads, head_dim, dtype):
         *((dtype, 128) for dtype in ("bfloat16", "float16", "fp8_e4m3", "fp8_e5m2")),
     ],
 )
-def test_dtypes_of_the_cache_in_blocks_of_all_sizes(dtype, block_size):
+def test_dtypes_of_the_cache_in_blocks_of_all_sizes(dtype, block_size, kernel):
     cache = Cache(
+        kernel=kernel,
         num_tokens=128,
         num_seqs=8,
         dtype=dtype,
@@ -115,12 +117,12 @@ def test_dtypes_of_the_cache_in_blocks_of_all_sizes(dtype, block_size):
 
 
 @pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
-def test_a_key_beyond_the_range_of_the_cache_is_as_large_as_that_allows(dtype):
+def test_a_key_beyond_the_range_of_the_cache_is_as_large_as_that_allows(dtype, kernel):
     """The second key, 1e30, takes all the weight; the first two values show it."""
     context = random_context(1, 3)
     loud = context._replace(q=np.abs(context.q), k=context.k.copy())
     loud.k[1] = 1e30
-    (rows,), _ = replace(MIXED, dtype=dtype).run([Chunk(loud, 2, 3, (5,))])
+    (rows,), _ = replace(MIXED, kernel=kernel, dtype=dtype).run([Chunk(loud, 2, 3, (5,))])
     np.testing.assert_allclose(
         rows[0], np.repeat(stored(context.v, dtype)[1], 2, axis=0), rtol=0, atol=BF16_TOLERANCE
     )
@@ -142,32 +144,33 @@ MIXED = Cache(num_tokens=256, num_seqs=24)
     ],
     ids=str,
 )
-def test_batches_of_decodes_and_prefills(spans):
-    cache = Cache(num_tokens=256, num_seqs=24, num_blocks=256)
+def test_batches_of_decodes_and_prefills(spans, kernel):
+    cache = Cache(kernel=kernel, num_tokens=256, num_seqs=24, num_blocks=256)
     check(cache, make_chunks(cache, spans))
 
 
 @pytest.mark.parametrize("start", [1, 15, 16, 17, 63, 64, 65, 126, 127, 128, 129, 197])
-def test_chunks_may_start_anywhere(start):
+def test_chunks_may_start_anywhere(start, kernel):
     context = random_context(1, 200)
     blocks = shuffled_blocks(1, [13], 64)[0]
-    check(MIXED, [Chunk(context, start, 200, blocks)])
+    check(replace(MIXED, kernel=kernel), [Chunk(context, start, 200, blocks)])
 
 
 @pytest.mark.parametrize("num_seqs", [1, 3, 16, 20])
-def test_steps_of_decodes_only(num_seqs):
-    cache = Cache(num_tokens=20, num_seqs=20, num_blocks=256)
+def test_steps_of_decodes_only(num_seqs, kernel):
+    cache = Cache(kernel=kernel, num_tokens=20, num_seqs=20, num_blocks=256)
     check(cache, make_chunks(cache, [(1, 11 * (i + 1)) for i in range(num_seqs)]), decode_only=True)
 
 
-def test_a_batch_without_sequences_gives_finite_rows():
+def test_a_batch_without_sequences_gives_finite_rows(kernel):
     chunk = Chunk(random_context(1, 5), 0, 5, (3,))
-    q, batch = MIXED.pack([chunk])
+    cache = replace(MIXED, kernel=kernel)
+    q, batch = cache.pack([chunk])
     empty = AttentionBatch(*(np.zeros_like(array) for array in batch))
-    assert np.isfinite(MIXED.attend(q, MIXED.filled([chunk]), empty)).all()
+    assert np.isfinite(cache.attend(q, cache.filled([chunk]), empty)).all()
 
 
-def test_sequences_may_share_blocks_of_a_common_beginning():
+def test_sequences_may_share_blocks_of_a_common_beginning(kernel):
     first, second = random_context(1, 60), random_context(2, 90)
     # The second shares 48 tokens, three blocks, and goes its own way after them.
     second = Context(
@@ -179,37 +182,42 @@ def test_sequences_may_share_blocks_of_a_common_beginning():
         Chunk(second, 48, 90, (9, 4, 7, 12, 3, 22)),
         Chunk(second, 47, 48, (9, 4, 7)),
     ]
-    check(MIXED, chunks)
+    check(replace(MIXED, kernel=kernel), chunks)
 
 
-def test_a_table_may_name_the_same_block_twice():
+def test_a_table_may_name_the_same_block_twice(kernel):
     context = random_context(1, 32)
     twice = Context(context.q, *(np.concatenate([x[:16], x[:16]]) for x in context[1:]))
-    check(MIXED, [Chunk(twice, 10, 32, (5, 5)), Chunk(twice, 31, 32, (5, 5))])
+    check(
+        replace(MIXED, kernel=kernel), [Chunk(twice, 10, 32, (5, 5)), Chunk(twice, 31, 32, (5, 5))]
+    )
 
 
-def test_layers_do_not_see_each_other():
-    cache = Cache(num_tokens=128, num_seqs=8, num_layers=3, layer=1)
+def test_layers_do_not_see_each_other(kernel):
+    cache = Cache(kernel=kernel, num_tokens=128, num_seqs=8, num_layers=3, layer=1)
     check(cache, make_chunks(cache, [(1, 40), (30, 30)]))
 
 
-def test_scores_of_any_size_are_weighed():
+def test_scores_of_any_size_are_weighed(kernel):
     context = random_context(1, 40)
     loud = Context(context.q * 1000, context.k * 1000, context.v)  # scores of millions
-    check(MIXED, [Chunk(loud, 0, 40, (1, 2, 3)), Chunk(loud, 39, 40, (1, 2, 3))])
+    check(
+        replace(MIXED, kernel=kernel),
+        [Chunk(loud, 0, 40, (1, 2, 3)), Chunk(loud, 39, 40, (1, 2, 3))],
+    )
 
 
-def test_equal_scores_give_the_mean_of_the_values():
+def test_equal_scores_give_the_mean_of_the_values(kernel):
     context = random_context(1, 50)
     level = Context(np.zeros_like(context.q), context.k, context.v)
-    (rows,), _ = MIXED.run([Chunk(level, 0, 50, (1, 2, 3, 4))])
+    (rows,), _ = replace(MIXED, kernel=kernel).run([Chunk(level, 0, 50, (1, 2, 3, 4))])
     means = np.cumsum(context.v, axis=0) / np.arange(1, 51)[:, None, None]
     np.testing.assert_allclose(rows, np.repeat(means, 2, axis=1), rtol=0, atol=2e-6)
 
 
-def test_written_tokens_are_seen_and_others_stay():
+def test_written_tokens_are_seen_and_others_stay(kernel):
     """Write two tokens over old ones; the others of the same block keep their effect."""
-    cache = Cache(num_tokens=8, num_seqs=1)
+    cache = Cache(kernel=kernel, num_tokens=8, num_seqs=1)
     old, new = random_context(1, 20), random_context(2, 20)
     chunk = Chunk(old, 19, 20, (6, 2))
     slots = np.array([*cache.slots(chunk.blocks, 15, 17), 0, 0], np.int32)
@@ -232,16 +240,22 @@ def test_written_tokens_are_seen_and_others_stay():
     np.testing.assert_allclose(out[0], expected(mixed)[19], rtol=0, atol=2e-6)
 
 
-def small_cache(head_dim=64, dtype="float32"):
+def small_cache(kernel, head_dim=64, dtype="float32"):
     return new_kv_cache(
-        num_layers=1, num_blocks=4, block_size=16, num_kv_heads=2, head_dim=head_dim, dtype=dtype
+        num_layers=1,
+        num_blocks=4,
+        block_size=16,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        dtype=dtype,
+        kernel=kernel,
     )
 
 
-def call(**changes):
+def call(kernel, **changes):
     """A well-formed call with something changed."""
     q, batch = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
-    arguments = {"q": q, "kv_cache": small_cache(), "num_kv_heads": 2, "batch": batch}
+    arguments = {"q": q, "kv_cache": small_cache(kernel), "num_kv_heads": 2, "batch": batch}
     arguments |= changes
     return ragged_paged_attention(
         arguments["q"],
@@ -253,48 +267,48 @@ def call(**changes):
     )
 
 
-def test_query_heads_that_cannot_share_are_refused():
+def test_query_heads_that_cannot_share_are_refused(kernel):
     with pytest.raises(ValueError, match="4 query heads cannot share 3 kv heads"):
-        call(num_kv_heads=3)
+        call(kernel, num_kv_heads=3)
 
 
 @pytest.mark.parametrize("head_dim", [128, 200])
-def test_a_cache_of_other_heads_is_refused(head_dim):
+def test_a_cache_of_other_heads_is_refused(head_dim, kernel):
     with pytest.raises(ValueError, match="2 kv heads of 64 in float32 need"):
-        call(kv_cache=small_cache(head_dim))
+        call(kernel, kv_cache=small_cache(kernel, head_dim))
 
 
-def test_a_cache_that_is_not_what_its_dtype_says_is_refused():
-    cache = small_cache(dtype="int8")
+def test_a_cache_that_is_not_what_its_dtype_says_is_refused(kernel):
+    cache = small_cache(kernel, dtype="int8")
     with pytest.raises(
         ValueError, match=r"the cache is int8\[4, 2, 2, 16, 64\], but .* and bfloat16"
     ):
-        call(kv_cache=KVCache(cache.data, None, "int8", "reference"))
+        call(kernel, kv_cache=KVCache(cache.data, None, "int8", kernel))
     with pytest.raises(ValueError, match=r"fp8_e4m3 need uint8\[4, 2, 2, 16, 64\]"):
-        call(kv_cache=KVCache(cache.data, None, "fp8_e4m3", "reference"))
+        call(kernel, kv_cache=KVCache(cache.data, None, "fp8_e4m3", kernel))
 
 
-def test_a_dtype_that_no_cache_has_is_refused():
+def test_a_dtype_that_no_cache_has_is_refused(kernel):
     with pytest.raises(ValueError, match=r"no dtype 'int4', only bfloat16, .*int8"):
-        small_cache(dtype="int4")
+        small_cache(kernel, dtype="int4")
 
 
-def test_more_sequences_than_tokens_are_refused():
-    q, _ = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
+def test_more_sequences_than_tokens_are_refused(kernel):
+    q, _ = replace(MIXED, kernel=kernel).pack([Chunk(random_context(1, 5), 0, 5, (3,))])
     with pytest.raises(ValueError, match="20 packed tokens cannot hold 24 sequences"):
-        call(q=q[:20])
+        call(kernel, q=q[:20])
 
 
-def test_query_starts_of_another_length_are_refused():
-    _, batch = MIXED.pack([Chunk(random_context(1, 5), 0, 5, (3,))])
+def test_query_starts_of_another_length_are_refused(kernel):
+    _, batch = replace(MIXED, kernel=kernel).pack([Chunk(random_context(1, 5), 0, 5, (3,))])
     with pytest.raises(ValueError, match=r"query_start_loc has shape \(24,\), expected \(25,\)"):
-        call(batch=batch._replace(query_start_loc=batch.query_start_loc[:-1]))
+        call(kernel, batch=batch._replace(query_start_loc=batch.query_start_loc[:-1]))
 
 
-def test_keys_and_values_of_different_shapes_are_refused():
+def test_keys_and_values_of_different_shapes_are_refused(kernel):
     with pytest.raises(ValueError, match=r"k has shape \(3, 2, 64\) but v has \(2, 2, 64\)"):
         write_kv(
-            small_cache(),
+            small_cache(kernel),
             jnp.zeros((3, 2, 64)),
             jnp.zeros((2, 2, 64)),
             jnp.zeros(3, jnp.int32),

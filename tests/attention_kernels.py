@@ -1,0 +1,28 @@
+"""The attention kernels that work on this machine, ready to run."""
+
+import functools
+
+import jax
+
+from jaxengine.weights.source import cache_dir
+from kernels_pallas import native
+from kernels_pallas.choice import choose_kernel
+from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
+
+
+@functools.cache
+def ready_kernel(wanted: WantedKernel = "auto") -> AttentionKernel:
+    """Choose as a server would, and make the kernel known to XLA.
+
+    Raises:
+        KernelUnavailable: it does not work here.
+    """
+    choice = choose_kernel(
+        wanted,
+        platform=jax.default_backend(),
+        block_size=16,
+        folder=cache_dir() / "kernels",
+    )
+    if choice.library is not None:
+        native.load(choice.library)
+    return choice.kernel
