@@ -1,6 +1,5 @@
 """The examples of docs/protocol.md are test vectors, for the gateway and for the client alike."""
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import orjson
 import pytest
 from msgspec import UNSET
 
-from gateway.errors import InvalidRequest, NotFound, Overloaded
+from gateway.errors import GatewayError, InvalidRequest, NotFound, Overloaded
 from gateway.generation import Timing, Usage
 from gateway.messages import (
     SUBPROTOCOLS,
@@ -22,18 +21,20 @@ from gateway.messages import (
     Hello,
     HelloLimits,
     Pong,
+    Resumed,
     ServerMessage,
 )
 from headrace_client import messages as client_messages
 from headrace_client.wire import (
     ENCODINGS,
     cancel_message,
+    credit_message,
     parse_message,
     ping_message,
     request_body,
+    resume_message,
     start_message,
 )
-from stream_app import serve_streams
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "protocol.md"
 
@@ -97,6 +98,14 @@ CLIENT_BUILDS = {
         ),
         return_token_ids=True,
     ),
+    "start of a stream that can be resumed": lambda: start_message(
+        "chat-5",
+        request_body({"max_tokens": 256}, prompt="Once upon a time"),
+        credits=64,
+        resumable=True,
+    ),
+    "resume": lambda: resume_message("chat-5", "m2tRl0tYkXkqQx3vB9Zr1w", after=41, credits=64),
+    "credit": lambda: credit_message("chat-5", 32),
     "cancel": lambda: cancel_message("chat-1"),
     "ping": lambda: ping_message(1767225600.25),
 }
@@ -106,10 +115,19 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
         server="headrace/0.1.0",
         version=1,
         model="smollm2-135m",
-        limits=HelloLimits(max_model_len=8192, max_streams=32, max_message_bytes=8 * 1024 * 1024),
+        limits=HelloLimits(
+            max_model_len=8192, max_streams=32, max_message_bytes=8 * 1024 * 1024, resume_ttl_s=30.0
+        ),
         heartbeat_s=20.0,
     ),
     "accepted": Accepted(id="chat-1", request_id="req-5f0c", prompt_tokens=31),
+    "accepted, resumable": Accepted(
+        id="chat-5",
+        request_id="req-77a1",
+        prompt_tokens=4,
+        resume_token="m2tRl0tYkXkqQx3vB9Zr1w",
+    ),
+    "resumed": Resumed(id="chat-5", request_id="req-77a1"),
     "delta": Delta(id="chat-1", seq=0, text="The capital"),
     "delta with token ids": Delta(id="a.b:c_d-1", seq=7, text=" there was", token_ids=[665, 436]),
     "done": Done(
@@ -177,6 +195,16 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
     ),
     "error that belongs to no stream": Error.of(
         NotFound("no open stream has the id 'chat-9'", param="id", code="unknown_id"), None
+    ),
+    "error of a resume that came too late": Error.of(
+        GatewayError(
+            "what comes after 41 is not kept",
+            status=410,
+            type="invalid_request_error",
+            param="after",
+            code="resume_gap",
+        ),
+        "chat-5",
     ),
     "pong": Pong(t=1767225600.25),
     "goaway": Goaway(reason="the server is shutting down", retry_after_s=5.0),
@@ -265,20 +293,7 @@ def _flat(fields: dict) -> dict:
 
 
 def test_a_client_ignores_a_message_type_that_it_does_not_know():
-    assert parse_message({"type": "resumed", "id": "a"}) is None
-
-
-def test_types_that_version_1_reserves_are_answered_with_unknown_type():
-    reserved = re.findall(r"`(\w+)`", DOCUMENT.read_text().split("## Reserved for later")[1])[:2]
-    assert reserved == ["credit", "resume"]
-
-    async def ask():
-        async with serve_streams() as gateway, gateway.connect() as stream:
-            for kind in reserved:
-                await stream.send({"type": kind, "id": "a"})
-                assert (await stream.receive())["error"]["code"] == "unknown_type"
-
-    asyncio.run(ask())
+    assert parse_message({"type": "rewound", "id": "a"}) is None
 
 
 def test_the_fields_of_an_absent_option_are_absent_on_the_wire():

@@ -1,6 +1,7 @@
 """The client: one object per server, one socket, many streams."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack, get_args
@@ -8,13 +9,28 @@ from typing import Self, Unpack, get_args
 import aiohttp
 
 from headrace_client.connection import Connection
+from headrace_client.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    HeadraceError,
+    Overloaded,
+    RequestRejected,
+    Unavailable,
+)
+from headrace_client.inbox import StreamInbox
 from headrace_client.messages import ChatMessage, GenerationOptions, Hello
+from headrace_client.retry import backoff_s
 from headrace_client.stream import Stream, Timeouts
 from headrace_client.wire import ENCODINGS, EncodingName, request_body
 
 __all__ = ["DEFAULT_URL", "AsyncClient"]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+logger = logging.getLogger(__name__)
+
+# How long a lost stream is worth reconnecting for, if the server did not say.
+DEFAULT_RESUME_TTL_S = 30.0
 
 _NO_LIMITS = Timeouts(connect_s=None, first_token_s=None, idle_s=None, total_s=None)
 
@@ -31,6 +47,7 @@ class AsyncClient:
     ```
 
     All streams share one websocket, opened by the first of them and again after it was lost.
+    Streams that were open then go on, without a gap, as soon as the server can be reached again.
     The methods may be called from any number of tasks of one event loop.
     """
 
@@ -40,6 +57,8 @@ class AsyncClient:
         *,
         encoding: EncodingName = "json",
         timeout: Timeouts | float | None = Timeouts(),  # noqa: B008 (frozen)
+        max_retries: int = 2,
+        resume: bool = True,
     ) -> None:
         """Connect to nothing yet.
 
@@ -47,6 +66,9 @@ class AsyncClient:
             base_url: scheme, host and port of the server, and a path if it is mounted under one.
             encoding: how messages travel; "msgpack" is smaller, "json" can be read on the wire.
             timeout: time limits; a number limits the whole of each answer, None lifts all limits.
+            max_retries: how often a request is sent again that was not accepted because the server
+                could not be reached, or had no room; after a wait, and not before the server asks.
+            resume: whether streams outlive a connection that is lost.
 
         Raises:
             ValueError: an argument is not one of those.
@@ -60,6 +82,12 @@ class AsyncClient:
         self._url = _stream_url(base_url)
         self._encoding = ENCODINGS[encoding]
         self._timeouts = timeout
+        self._max_retries = max_retries
+        self._resume = resume
+        self._lost: list[StreamInbox] = []  # that wait for a connection to go on with
+        self._recovery: asyncio.Task[None] | None = None
+        self._resume_ttl_s = DEFAULT_RESUME_TTL_S
+        self._num_closes = 0
         self._session: aiohttp.ClientSession | None = None
         # The last one takes new streams; before it are those that the server has said goodbye on.
         self._connections: list[Connection] = []
@@ -101,10 +129,15 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the socket; streams that are still open end with ConnectionLost. Idempotent."""
+        self._num_closes += 1
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.gather(self._recovery, return_exceptions=True)
         connections, self._connections = self._connections, []
         session, self._session = self._session, None
         for connection in connections:
             await connection.close()
+        self._give_up(ConnectionLost("the client was closed", code=None, retry_after_s=None))
         if session is not None:
             await session.close()
 
@@ -120,17 +153,84 @@ class AsyncClient:
         await self.close()
 
     async def _start(self, request: Mapping[str, object], options: GenerationOptions) -> Stream:
+        loop = asyncio.get_running_loop()
+        total_s = self._timeouts.total_s
+        end_s = float("inf") if total_s is None else loop.time() + total_s
+        num_closes = self._num_closes
+        attempt = 0
+        while True:
+            try:
+                return await self._start_once(request, options)
+            except (ConnectFailed, ConnectionLost, RequestRejected) as error:
+                attempt += 1
+                delay_s = backoff_s(attempt, getattr(error, "retry_after_s", None))
+                may_try = attempt <= self._max_retries and num_closes == self._num_closes
+                if not (may_try and _may_pass(error)) or loop.time() + delay_s >= end_s:
+                    raise
+                logger.debug("trying again in %.1f s: %s", delay_s, error)
+            await asyncio.sleep(delay_s)
+
+    async def _start_once(
+        self, request: Mapping[str, object], options: GenerationOptions
+    ) -> Stream:
         connection = await self._connect()
         inbox = connection.start(
             request, return_token_ids=bool(options.get("return_token_ids", False))
         )
-        stream = Stream(inbox, self._timeouts, connection.cancel)
+        stream = Stream(inbox, self._timeouts, lambda _: self._cancel(inbox))
         try:
             await stream.wait_accepted()
         except BaseException:
             stream.abandon()
             raise
         return stream
+
+    def _cancel(self, inbox: StreamInbox) -> None:
+        inbox.is_cancelled = True  # sent with the resume if its connection is lost now
+        for connection in self._connections:
+            if connection.carries(inbox):
+                connection.cancel(inbox.stream_id)
+
+    def _take_lost(self, inboxes: Sequence[StreamInbox], error: ConnectionLost) -> None:
+        """Go on with these streams of a connection that was lost, on another one."""
+        logger.debug("%d streams go on after: %s", len(inboxes), error)
+        for inbox in inboxes:
+            if inbox.lost_s is None:
+                inbox.lost_s = asyncio.get_running_loop().time()
+        self._lost.extend(inboxes)
+        if self._recovery is None or self._recovery.done():
+            self._recovery = asyncio.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Connect, however often it takes, until the server has given up the lost streams."""
+        attempt = 0
+        while self._lost:
+            try:
+                connection = await self._connect()
+            except HeadraceError as error:
+                attempt += 1
+                delay_s = backoff_s(attempt, getattr(error, "retry_after_s", None))
+                next_s = asyncio.get_running_loop().time() + delay_s
+                given_up = ConnectionLost(
+                    f"the connection to the server was lost: {error}", code=None, retry_after_s=None
+                )
+                self._give_up(given_up, lost_before_s=next_s - self._resume_ttl_s)
+                if self._lost:
+                    await asyncio.sleep(delay_s)
+                continue
+            lost, self._lost = self._lost, []
+            for inbox in lost:
+                if inbox.resume_token is not None:
+                    connection.resume(inbox)
+
+    def _give_up(self, error: ConnectionLost, *, lost_before_s: float = float("inf")) -> None:
+        """End the lost streams, or only those that were lost before a time."""
+        waiting, self._lost = self._lost, []
+        for inbox in waiting:
+            if inbox.lost_s is None or inbox.lost_s < lost_before_s:
+                inbox.fail(error)
+            else:
+                self._lost.append(inbox)
 
     async def _connect(self) -> Connection:
         async with self._connecting:  # one task connects, the others wait for it
@@ -146,10 +246,26 @@ class AsyncClient:
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=None)
                 )
             connection = await Connection.open(
-                self._session, self._url, self._encoding, timeout_s=self._timeouts.connect_s
+                self._session,
+                self._url,
+                self._encoding,
+                timeout_s=self._timeouts.connect_s,
+                on_lost=self._take_lost if self._resume else None,
             )
+            self._resume_ttl_s = connection.hello.limits.get("resume_ttl_s", DEFAULT_RESUME_TTL_S)
             self._connections.append(connection)
             return connection
+
+
+def _may_pass(error: HeadraceError) -> bool:
+    """Whether the same request may be accepted a little later."""
+    match error:
+        case Overloaded():
+            return error.code not in ("deadline_exceeded", "queue_timeout")
+        case Unavailable():
+            return error.code != "engine_dead"
+        case _:
+            return isinstance(error, ConnectFailed | ConnectionLost)
 
 
 def _stream_url(base_url: str) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import aiohttp
@@ -19,9 +19,23 @@ from headrace_client.errors import (
     ProtocolError,
     rejection,
 )
-from headrace_client.inbox import StreamInbox
-from headrace_client.messages import Accepted, Delta, Done, Goaway, Hello, ServerError
-from headrace_client.wire import Encoding, cancel_message, start_message
+from headrace_client.inbox import CREDITS, StreamInbox
+from headrace_client.messages import (
+    Accepted,
+    Delta,
+    Done,
+    Goaway,
+    Hello,
+    Resumed,
+    ServerError,
+)
+from headrace_client.wire import (
+    Encoding,
+    cancel_message,
+    credit_message,
+    resume_message,
+    start_message,
+)
 
 __all__ = ["Connection"]
 
@@ -37,13 +51,21 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 class Connection:
     """Reads in one task and writes in another, so that no stream waits for the socket.
 
+    `on_lost` gets the open streams that can be resumed, once, if the connection is lost; all other
+    open streams end with an error.
+
     Owns: the socket, the stream ids in use, and the inboxes behind them.
     """
 
     def __init__(
-        self, ws: "aiohttp.ClientWebSocketResponse[bool]", encoding: Encoding, hello: Hello
+        self,
+        ws: "aiohttp.ClientWebSocketResponse[bool]",
+        encoding: Encoding,
+        hello: Hello,
+        on_lost: Callable[[Sequence[StreamInbox], ConnectionLost], None] | None = None,
     ) -> None:
         self.hello = hello
+        self._on_lost = on_lost
         self._ws = ws
         self._encoding = encoding
         self._inboxes: dict[str, StreamInbox] = {}
@@ -62,6 +84,7 @@ class Connection:
         encoding: Encoding,
         *,
         timeout_s: float | None,
+        on_lost: Callable[[Sequence[StreamInbox], ConnectionLost], None] | None = None,
     ) -> Self:
         """Connect and wait for the server's hello. Cancelling is safe: the socket is closed.
 
@@ -104,7 +127,7 @@ class Connection:
             raise ConnectFailed(f"{url} is not an address that can be connected to") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ConnectFailed(f"no server answers at {url}: {_reason(error)}") from None
-        return cls(ws, encoding, hello)
+        return cls(ws, encoding, hello, on_lost)
 
     @property
     def takes_streams(self) -> bool:
@@ -122,11 +145,36 @@ class Connection:
         Raises:
             TypeError, ValueError, OverflowError: the request cannot be encoded.
         """
-        self._num_started += 1
-        stream_id = f"s{self._num_started}"
-        self._post(start_message(stream_id, request, return_token_ids=return_token_ids))
+        stream_id = self._new_id()
+        message = start_message(
+            stream_id,
+            request,
+            return_token_ids=return_token_ids,
+            credits=CREDITS,
+            resumable=self._on_lost is not None,
+        )
+        self._post(message)
         inbox = self._inboxes[stream_id] = StreamInbox(stream_id)
+        inbox.on_credit = self._send_credit
         return inbox
+
+    def resume(self, inbox: StreamInbox) -> None:
+        """Go on with a stream of another connection that was lost; it has a resume token."""
+        assert inbox.resume_token is not None
+        inbox.stream_id = self._new_id()
+        inbox.on_credit = self._send_credit
+        self._inboxes[inbox.stream_id] = inbox
+        self._post(
+            resume_message(
+                inbox.stream_id, inbox.resume_token, after=inbox.last_seq, credits=CREDITS
+            )
+        )
+        if inbox.is_cancelled:
+            self.cancel(inbox.stream_id)
+
+    def carries(self, inbox: StreamInbox) -> bool:
+        """Whether this stream is open here."""
+        return self._inboxes.get(inbox.stream_id) is inbox
 
     def cancel(self, stream_id: str) -> None:
         """Send a cancel message for a stream that has not ended."""
@@ -143,6 +191,14 @@ class Connection:
             await self._ws.close()
 
     # ---- inside --------------------------------------------------------------------------------
+
+    def _new_id(self) -> str:
+        self._num_started += 1
+        return f"s{self._num_started}"
+
+    def _send_credit(self, inbox: StreamInbox, num_credits: int) -> None:
+        if self.carries(inbox) and not self._ended:
+            self._post(credit_message(inbox.stream_id, num_credits))
 
     def _post(self, message: Mapping[str, object]) -> None:
         self._outgoing.append(self._encoding.encode(message))
@@ -168,14 +224,14 @@ class Connection:
             return
         except Exception as error:  # whatever broke the socket, every stream hears of it
             logger.debug("the websocket broke", exc_info=True)
-            self._end(self._connection_lost(f"{error}"))
+            self._lose(self._connection_lost(f"{error}"))
             return
-        self._end(self._connection_lost(self._goaway.reason if self._goaway else ""))
+        self._lose(self._connection_lost(self._goaway.reason if self._goaway else ""))
 
     def _handle(self, data: bytes) -> None:
         message = self._encoding.decode(data)
         match message:
-            case Accepted() | Delta() | Done():
+            case Accepted() | Resumed() | Delta() | Done():
                 self._put(message.id, message)
             case ServerError(id=str(stream_id)):
                 self._put(stream_id, message)
@@ -188,7 +244,9 @@ class Connection:
             case _:
                 pass
 
-    def _put(self, stream_id: str, message: Accepted | Delta | Done | ServerError) -> None:
+    def _put(
+        self, stream_id: str, message: Accepted | Resumed | Delta | Done | ServerError
+    ) -> None:
         inbox = self._inboxes.get(stream_id)
         if inbox is None:
             raise ProtocolError(f"the server sent to {stream_id!r}, which is no open stream")
@@ -207,6 +265,17 @@ class Connection:
             text = f"{text}: {reason}"
         retry_after_s = self._goaway.retry_after_s if self._goaway else None
         return ConnectionLost(text, code=code, retry_after_s=retry_after_s)
+
+    def _lose(self, error: ConnectionLost) -> None:
+        """Hand over what can be resumed; end the rest."""
+        lost = [inbox for inbox in self._inboxes.values() if inbox.resume_token is not None]
+        if self._on_lost is None or self._ended:
+            lost = []
+        for inbox in lost:
+            del self._inboxes[inbox.stream_id]
+        self._end(error)
+        if lost and self._on_lost is not None:
+            self._on_lost(lost, error)
 
     def _end(self, error: HeadraceError) -> None:
         self._ended = True

@@ -1,17 +1,26 @@
 """What has arrived for one stream and was not read yet."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace_client.errors import (
+    ConnectionLost,
     GenerationFailed,
     HeadraceError,
     ProtocolError,
     rejection,
 )
-from headrace_client.messages import Accepted, Delta, Done, ServerError
+from headrace_client.messages import Accepted, Delta, Done, Resumed, ServerError
 
-__all__ = ["StreamInbox", "TextDelta"]
+__all__ = ["CREDITS", "StreamInbox", "TextDelta"]
+
+# Deltas that the server may send ahead of the reader, and how many read ones make a new credit.
+CREDITS = 256
+CREDIT_BATCH = CREDITS // 2
+
+# Codes of errors that end the attempt to resume, and with it the stream for its reader.
+_RESUME_ERRORS = frozenset({"resume_unknown", "resume_gap", "resumed_elsewhere"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +34,15 @@ class TextDelta:
 class StreamInbox:
     """Deltas of one stream, merged while nobody reads, and how the stream ended.
 
-    The connection puts, one reader takes. Memory is bounded by the length of the answer.
+    The connection puts, one reader takes. Memory is bounded by the length of the answer. It
+    outlives the connection if the stream is resumed on another.
 
     Attributes:
+        stream_id: its name on the connection that carries it.
+        is_cancelled: whether a cancel was asked for, sent or not.
+        lost_s: loop time when its connection was lost, until it goes on; else None.
+        num_resumes: how often it has gone on.
+        on_credit: told how many deltas the reader has taken, now and then.
         accepted: the server's message, once it has come.
         done: the server's last message, if the stream ended well.
         last_arrival_s: loop time of the last message; of the start, before there is one.
@@ -38,7 +53,14 @@ class StreamInbox:
         self.accepted: Accepted | None = None
         self.done: Done | None = None
         self.last_arrival_s = asyncio.get_running_loop().time()
+        self.is_cancelled = False
+        self.lost_s: float | None = None
+        self.num_resumes = 0
+        self.on_credit: Callable[[StreamInbox, int], None] | None = None
         self._next_seq = 0
+        self._may_jump = False  # the next delta may stand for several
+        self._num_unread = 0
+        self._num_uncredited = 0
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._error: HeadraceError | None = None
@@ -54,7 +76,19 @@ class StreamInbox:
         """Whether any delta has arrived."""
         return self._next_seq > 0
 
-    def put(self, message: Accepted | Delta | Done | ServerError) -> None:
+    @property
+    def last_seq(self) -> int:
+        """The number of the last delta that has arrived; -1 before the first."""
+        return self._next_seq - 1
+
+    @property
+    def resume_token(self) -> str | None:
+        """What it takes to go on with it on another connection, if that is possible."""
+        if self.accepted is None or self.has_ended:
+            return None
+        return self.accepted.resume_token
+
+    def put(self, message: Accepted | Resumed | Delta | Done | ServerError) -> None:
         """Add a message of the server.
 
         Raises:
@@ -66,9 +100,17 @@ class StreamInbox:
                 if self.accepted is not None or self.has_output:
                     raise ProtocolError(f"stream {self.stream_id!r} was accepted twice")
                 self.accepted = message
+            case Resumed():
+                self.lost_s = None
+                self.num_resumes += 1
+                self._may_jump = True
+                self._num_uncredited = -self._num_unread  # its credits were granted anew
             case Delta():
-                self._check_seq(message.seq)
-                self._next_seq += 1
+                if not (self._may_jump and message.seq > self._next_seq):
+                    self._check_seq(message.seq)
+                self._may_jump = False
+                self._next_seq = message.seq + 1
+                self._num_unread += 1
                 if not self._discards:
                     self._texts.append(message.text)
                     self._token_ids.extend(message.token_ids or ())
@@ -114,6 +156,7 @@ class StreamInbox:
             delta = TextDelta(text="".join(self._texts), token_ids=tuple(self._token_ids))
             self._texts.clear()
             self._token_ids.clear()
+            self._grant_credit()
             return delta
         if self._error is not None:
             raise self._error
@@ -123,6 +166,16 @@ class StreamInbox:
         self._changed.clear()
         await self._changed.wait()
 
+    def _grant_credit(self) -> None:
+        """Let the server send on once enough was read."""
+        self._num_uncredited += self._num_unread
+        self._num_unread = 0
+        if self.on_credit is not None and self._num_uncredited >= CREDIT_BATCH:
+            num_credits, self._num_uncredited = self._num_uncredited, 0
+            # It may have waited for us: the silence until now says nothing about it.
+            self.last_arrival_s = asyncio.get_running_loop().time()
+            self.on_credit(self, num_credits)
+
     def _check_seq(self, seq: int) -> None:
         if seq != self._next_seq:
             raise ProtocolError(
@@ -130,6 +183,10 @@ class StreamInbox:
             )
 
     def _as_exception(self, error: ServerError) -> HeadraceError:
+        if error.code in _RESUME_ERRORS:
+            return ConnectionLost(
+                f"the stream could not be resumed: {error.message}", code=None, retry_after_s=None
+            )
         kind = rejection(error.status) if self.accepted is None else GenerationFailed
         return kind(
             error.message,

@@ -13,6 +13,7 @@ __all__ = [
     "Goaway",
     "Hello",
     "Pong",
+    "Resumed",
     "ServerError",
     "ServerMessage",
     "Timing",
@@ -96,17 +97,26 @@ class Hello:
     server: str
     version: int
     model: str
-    limits: Mapping[str, int]
+    limits: Mapping[str, float]
     heartbeat_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """A stream's request is in the server's engine."""
+    """A stream's request is in the server's engine; without a token it cannot be resumed."""
 
     id: str
     request_id: str
     prompt_tokens: int
+    resume_token: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumed:
+    """The rest of a stream from another connection comes next."""
+
+    id: str
+    request_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,4 +169,4 @@ class Goaway:
     retry_after_s: float
 
 
-ServerMessage = Hello | Accepted | Delta | Done | ServerError | Pong | Goaway
+ServerMessage = Hello | Accepted | Resumed | Delta | Done | ServerError | Pong | Goaway

@@ -21,6 +21,7 @@ from headrace_client.messages import (
     Goaway,
     Hello,
     Pong,
+    Resumed,
     ServerError,
     ServerMessage,
     Timing,
@@ -32,9 +33,11 @@ __all__ = [
     "Encoding",
     "EncodingName",
     "cancel_message",
+    "credit_message",
     "parse_message",
     "ping_message",
     "request_body",
+    "resume_message",
     "start_message",
 ]
 
@@ -72,13 +75,35 @@ def request_body(
 
 
 def start_message(
-    stream_id: str, request: Mapping[str, object], *, return_token_ids: bool = False
+    stream_id: str,
+    request: Mapping[str, object],
+    *,
+    return_token_ids: bool = False,
+    credits: int | None = None,
+    resumable: bool = False,
 ) -> dict[str, object]:
     """Return the message that begins a stream; `request` is what `request_body` returned."""
     message: dict[str, object] = {"type": "start", "id": stream_id, "request": request}
     if return_token_ids:
         message["return_token_ids"] = True
+    options: dict[str, object] = {}
+    if credits is not None:
+        options["credits"] = credits
+    if resumable:
+        options["resumable"] = True
+    if options:
+        message["stream"] = options
     return message
+
+
+def resume_message(stream_id: str, token: str, *, after: int, credits: int) -> dict[str, object]:
+    """Return the message that goes on with a stream after the delta numbered `after`."""
+    return {"type": "resume", "id": stream_id, "token": token, "after": after, "credits": credits}
+
+
+def credit_message(stream_id: str, n: int) -> dict[str, object]:
+    """Return the message that lets the server send `n` more deltas."""
+    return {"type": "credit", "id": stream_id, "n": n}
 
 
 def cancel_message(stream_id: str) -> dict[str, object]:
@@ -117,7 +142,10 @@ def parse_message(fields: object) -> ServerMessage | None:
                 id=message.text("id"),
                 request_id=message.text("request_id"),
                 prompt_tokens=message.count("prompt_tokens"),
+                resume_token=message.optional("resume_token", str),
             )
+        case "resumed":
+            return Resumed(id=message.text("id"), request_id=message.text("request_id"))
         case "done":
             return _parse_done(message)
         case "error":

@@ -158,7 +158,10 @@ def test_an_unknown_encoding_is_refused():
 async def test_refusals_are_raised_by_kind():
     engine = FakeEngine(max_num_queued_requests=1)
     engine.hold()
-    async with serve_streams(engine) as gateway, AsyncClient(gateway.base_url) as client:
+    async with (
+        serve_streams(engine) as gateway,
+        AsyncClient(gateway.base_url, max_retries=0) as client,
+    ):
         with pytest.raises(BadRequest) as bad:
             await client.chat("Hi!", temperature=-1)
         assert (bad.value.status, bad.value.param) == (400, "temperature")
@@ -176,7 +179,10 @@ async def test_refusals_are_raised_by_kind():
 async def test_a_server_that_takes_no_connections_is_unavailable():
     engine = FakeEngine()
     engine.is_ready = False
-    async with serve_streams(engine) as gateway, AsyncClient(gateway.base_url) as client:
+    async with (
+        serve_streams(engine) as gateway,
+        AsyncClient(gateway.base_url, max_retries=0) as client,
+    ):
         with pytest.raises(Unavailable) as error:
             await client.chat("Hi!")
     assert (error.value.status, error.value.retry_after_s) == (503, 5.0)
@@ -191,7 +197,7 @@ async def test_a_server_that_says_nothing_is_connect_timeout():
 
     async with (
         scripted_server(script, hello=None) as url,
-        AsyncClient(url, timeout=Timeouts(connect_s=0.05)) as client,
+        AsyncClient(url, timeout=Timeouts(connect_s=0.05), max_retries=0) as client,
     ):
         with pytest.raises(ConnectTimeout):
             await client.chat("Hi!")

@@ -17,17 +17,23 @@ from headrace_client.errors import (
     ProtocolError,
     Unavailable,
 )
-from headrace_client.inbox import StreamInbox, TextDelta
+from headrace_client.inbox import CREDITS, StreamInbox, TextDelta
 from headrace_client.wire import ENCODINGS
 from scripted_server import HELLO, delta, done, scripted_server
 
 
 @asynccontextmanager
-async def connected(base_url: str, encoding: str = "json", *, timeout_s: float | None = None):
+async def connected(
+    base_url: str, encoding: str = "json", *, timeout_s: float | None = None, on_lost=None
+):
     """Open a connection to the server at `base_url`, which ends in a slash, and close it."""
     async with aiohttp.ClientSession() as session:
         connection = await Connection.open(
-            session, f"{base_url}v1/stream", ENCODINGS[encoding], timeout_s=timeout_s
+            session,
+            f"{base_url}v1/stream",
+            ENCODINGS[encoding],
+            timeout_s=timeout_s,
+            on_lost=on_lost,
         )
         try:
             yield connection
@@ -140,8 +146,14 @@ async def test_a_server_that_takes_no_connections_says_when_it_will(
 async def test_each_stream_gets_its_own_messages():
     async def script(server):
         first, second = await server.receive(), await server.receive()
-        assert first == {"type": "start", "id": "s1", "request": {"prompt": "a"}}
-        assert second == {"type": "start", "id": "s2", "request": {"prompt": "b"}}
+        stream = {"credits": CREDITS}
+        assert first == {
+            "type": "start",
+            "id": "s1",
+            "request": {"prompt": "a"},
+            "stream": stream,
+        }
+        assert second["request"] == {"prompt": "b"}
         await server.send(
             delta("s2", 0, "u"), delta("s1", 0, "x"), delta("s2", 1, "v"), delta("s1", 1, "y")
         )
@@ -315,3 +327,63 @@ async def test_a_message_after_the_end_of_its_stream_breaks_the_protocol():
         assert await read(ended) == ""
         with pytest.raises(ProtocolError, match="no open stream"):
             await other.take()
+
+
+# ---- streams that go on elsewhere --------------------------------------------------------------
+
+
+async def test_a_lost_connection_hands_over_what_can_be_resumed_and_fails_the_rest():
+    async def script(server):
+        for token in ("secret", None):
+            message = await server.receive()
+            assert message["stream"] == {"credits": CREDITS, "resumable": True}
+            accepted = {"type": "accepted", "id": message["id"], "request_id": "r"}
+            await server.send({**accepted, "prompt_tokens": 1, "resume_token": token})
+        await server.send(delta("s1", 0, "one"), delta("s1", 1, "two"))
+        server.ws._req.transport.abort()
+
+    async def script_of_the_next(server):
+        assert await server.receive() == {
+            "type": "resume",
+            "id": "s1",
+            "token": "secret",
+            "after": 1,
+            "credits": CREDITS,
+        }
+        assert await server.receive() == {"type": "cancel", "id": "s1"}
+        await server.send({"type": "resumed", "id": "s1", "request_id": "r"})
+        await server.send(delta("s1", 4, "three"), done("s1", 5, finish_reason="cancelled"))
+        await server.wait_closed()
+
+    handed_over = asyncio.Queue()
+    async with (
+        scripted_server(script) as url,
+        connected(url, on_lost=lambda inboxes, error: handed_over.put_nowait(inboxes)) as first,
+    ):
+        kept, other = ask(first), ask(first)
+        [inbox] = await handed_over.get()
+        assert inbox is kept
+        with pytest.raises(ConnectionLost):
+            await other.take()
+    async with scripted_server(script_of_the_next) as url, connected(url) as second:
+        inbox.is_cancelled = True
+        second.resume(inbox)
+        assert second.carries(inbox)
+        assert not first.carries(inbox)
+        assert await read(inbox) == "onetwothree"
+        assert inbox.num_resumes == 1
+
+
+async def test_credit_is_sent_as_the_reader_takes_and_not_before():
+    async def script(server):
+        stream_id = await server.accept()
+        await server.send(*(delta(stream_id, n, "x") for n in range(CREDITS)))
+        assert await server.receive() == {"type": "credit", "id": "s1", "n": CREDITS}
+        await server.send(done(stream_id, CREDITS))
+        await server.wait_closed()
+
+    async with scripted_server(script) as url, connected(url) as connection:
+        inbox = ask(connection)
+        while inbox.last_seq < CREDITS - 1:
+            await asyncio.sleep(0)
+        assert await read(inbox) == "x" * CREDITS
