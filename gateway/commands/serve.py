@@ -41,6 +41,7 @@ from gateway.server import Server
 from gateway.tokenizer import Tokenizer
 from jaxengine.build import BuiltEngine, EngineOptions, build_engine
 from jaxengine.config import EngineConfig
+from jaxengine.host_memory import keep_freed_memory
 from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
@@ -82,6 +83,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
         files = resolve_model(model, progress=progress)
     config = _gateway_config(options, model_name=files.name)
     _use_compile_cache()
+    keep_freed_memory()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
     template = ChatTemplate.from_model(files, source=source)
