@@ -20,6 +20,7 @@ from gateway.errors import (
     Unavailable,
     from_engine_error,
 )
+from gateway.grammars import GrammarCompiler
 from gateway.metrics import Metrics
 from gateway.prompts import Prompt, PromptEncoder, context_overflow
 from gateway.text_codec import ChatMessage, ChatRenderer, TextTokenizer, ToolDefinition
@@ -46,6 +47,7 @@ __all__ = [
 
 MAX_CACHE_SALT_LENGTH = 256
 MAX_WAIT_S = 86_400.0  # longest queue timeout or deadline: a day
+RETRY_AFTER_S = 5.0  # while the engine starts or stops
 MAX_RETRY_AFTER_S = 60.0  # what OpenAI's clients heed
 
 
@@ -125,6 +127,7 @@ class TextGenerator:
         self._config = config
         self.metrics = metrics
         self._clock = clock
+        self._grammars = GrammarCompiler(tokenizer)
         self._encoder = PromptEncoder(
             tokenizer,
             chat_template,
@@ -134,6 +137,7 @@ class TextGenerator:
 
     def close(self) -> None:
         self._encoder.close()
+        self._grammars.close()
 
     def check_capacity(self, num_requests: int, *, like: GenerationRequest) -> None:
         """Refuse before any work on so many requests that are to be started together.
@@ -215,7 +219,7 @@ class TextGenerator:
                 if self.engine.failure is not None:
                     return Unavailable(message, code="engine_dead")
                 if not self.engine.is_ready:
-                    return Unavailable(message, code="shutting_down", retry_after_s=5)
+                    return Unavailable(message, code="shutting_down", retry_after_s=RETRY_AFTER_S)
                 return InternalError(message)
             case _:
                 return None
@@ -288,6 +292,9 @@ class TextGenerator:
                     params, request.tokens, self.tokenizer, vocab_size=limits.vocab_size
                 )
             )
+        if request.tokens.structure is not None:
+            grammar = await self._grammars.compile(request.tokens.structure)
+            params = replace(params, grammar=grammar)
         ids = await self._encoder.encode(
             request.prompt,
             max_tokens=limits.max_model_len - 1,
@@ -308,7 +315,9 @@ class TextGenerator:
 
     def _check_capacity(self, num_requests: int, like: GenerationRequest) -> None:
         if not self.engine.is_ready:
-            raise Unavailable("the engine accepts no requests now", code="not_ready")
+            raise Unavailable(
+                "the engine accepts no requests now", code="not_ready", retry_after_s=RETRY_AFTER_S
+            )
         if like.account is not None:
             like.account.check(num_requests)
         _engine_checked(lambda: self.engine.check_capacity(num_requests, tenant=like.tenant))

@@ -167,7 +167,7 @@ async def add_cors_headers(request: web.Request, response: web.StreamResponse) -
 
 def _preflight_headers(request: web.Request) -> dict[str, str]:
     return {
-        "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+        "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
         "Access-Control-Allow-Headers": request.headers.get(
             "Access-Control-Request-Headers", "Content-Type"
         ),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.account_metrics import AccountCollector
 from gateway.commands.serve_options import ServeOptions
 from gateway.metrics import VLLM_NAMES, Metrics
 from jaxengine.stats import EngineStats
@@ -18,7 +19,8 @@ PAGES = {
 }
 # Options of docker, helm, kubectl and of our other commands.
 FOREIGN_OPTIONS = set(
-    "--build --build-arg --rm --set --from-file --help --admin --file --concurrency".split()
+    "--build --build-arg --rm --set --from-file --help --admin --file --concurrency "
+    "--tenant --tokens-per-minute --max-concurrent-requests".split()
 )
 
 
@@ -39,6 +41,7 @@ def exported() -> dict[str, str]:
     """Kind of each metric by its name without prefix."""
     metrics = Metrics("m")
     metrics.watch_engine(EngineStats)
+    metrics.watch(AccountCollector(lambda: [], "m"))
     families = text_string_to_metric_families(metrics.render()[0].decode())
     return {
         family.name.removeprefix("headrace_")
