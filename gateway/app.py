@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from gateway import authentication, openapi, operations, pages, steps, usage
+from gateway import authentication, openapi, operations, pages, steps, stream_events, usage
 from gateway.account_metrics import AccountCollector
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR, KEY_RING, METRICS, VERSION
 from gateway.authentication import authenticate
@@ -73,6 +73,7 @@ def build_app(
     app.router.add_post("/v1/chat/completions", chat_completions)
     responses.add_routes(app)
     app.router.add_get("/v1/stream", stream_handler)
+    stream_events.add_routes(app)
     app.on_response_prepare.append(add_common_headers)
     app.on_response_prepare.append(add_cors_headers)
     app.on_shutdown.append(close_all)

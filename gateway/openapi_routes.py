@@ -34,6 +34,7 @@ from gateway.openapi_bodies import (
     TicketBody,
     VersionBody,
 )
+from gateway.stream_events import EventsBody
 from gateway.usage import UsageBody
 
 __all__ = ["ERRORS", "OPERATIONS", "Content", "Operation", "Parameter"]
@@ -48,6 +49,7 @@ ERRORS = {
     403: "This Host or Origin is not allowed, or the key does not suffice.",
     404: "Nothing has this name.",
     408: "The body did not arrive in time.",
+    410: "What was asked for is not kept any more.",
     413: "The body is too large.",
     415: "The body is not JSON by its own account.",
     429: "Too much waits already, or the request's own time is up; see Retry-After.",
@@ -73,10 +75,10 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A part of the address."""
+    """A part of the address, or a header."""
 
     name: str
-    place: Literal["path", "query"] = "query"
+    place: Literal["path", "query", "header"] = "query"
     type: object = str
     description: str
 
@@ -121,6 +123,10 @@ def _whole_or_stream(whole: object, chunk: object) -> dict[int, tuple[str, tuple
     text = "The answer; with `stream`, as events that end with `data: [DONE]`."
     return {200: (text, (Content(type=whole), Content(media_type=EVENT_STREAM, type=chunk)))}
 
+
+RESUME_TOKEN = Parameter(
+    name="Resume-Token", place="header", description="That of `accepted`; required."
+)
 
 UPGRADED: dict[int, tuple[str, tuple[Content, ...]]] = {
     101: ("A websocket; docs/protocol.md says what it carries.", ())
@@ -168,6 +174,13 @@ OPERATIONS = (
     ),
     Operation(
         method="get",
+        path="/v1/responses",
+        summary="Many responses at a time on one websocket.",
+        answers=UPGRADED,
+        errors=(400, 503),
+    ),
+    Operation(
+        method="get",
         path="/v1/responses/{response_id}",
         summary="Tell of a response, or with `stream` follow one in the background.",
         parameters=(
@@ -206,6 +219,32 @@ OPERATIONS = (
         summary="Many streams on one websocket: the native protocol.",
         answers=UPGRADED,
         errors=(400, 503),
+    ),
+    Operation(
+        method="post",
+        path="/v1/stream/events",
+        summary="One stream of the native protocol, as events.",
+        body=EventsBody,
+        answers=_other(EVENT_STREAM),
+    ),
+    Operation(
+        method="get",
+        path="/v1/stream/events",
+        summary="Go on with such a stream whose connection was lost.",
+        parameters=(
+            RESUME_TOKEN,
+            Parameter(name="Last-Event-ID", place="header", description="The last id that came."),
+        ),
+        answers=_other(EVENT_STREAM),
+        errors=(400, 404, 410),
+    ),
+    Operation(
+        method="delete",
+        path="/v1/stream/events",
+        summary="End such a stream early.",
+        parameters=(RESUME_TOKEN,),
+        answers={204: ("It ends.", ())},
+        errors=(400, 404),
     ),
     Operation(
         method="post",

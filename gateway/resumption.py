@@ -23,7 +23,7 @@ from gateway.messages import Resumed, Start
 from gateway.stream_buffer import ResumeBuffer, ResumeGap
 from gateway.stream_run import StreamRun
 
-__all__ = ["RESUME_STORE", "Carrier", "KeptStream", "ResumeStore"]
+__all__ = ["RESUME_STORE", "Carrier", "KeptStream", "ResumeStore", "taken_over"]
 
 TOKEN_BYTES = 16
 
@@ -38,6 +38,16 @@ class Carrier(Protocol):
     def stream_taken_over(self, stream_id: str) -> None:
         """Another connection has resumed it; nothing more of it comes here."""
         ...
+
+
+def taken_over() -> GatewayError:
+    """Return what the connection is told that a stream has left."""
+    return GatewayError(
+        "the stream was resumed on another connection",
+        status=409,
+        type="invalid_request_error",
+        code="resumed_elsewhere",
+    )
 
 
 class KeptStream:

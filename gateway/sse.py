@@ -1,7 +1,7 @@
 """Server-sent events, byte for byte as OpenAI's clients and load tools parse them.
 
-Never an `id:` line and never an empty event: a stock client would then take the keep-alive
-comment for an event without data, and die.
+For them never an `id:` line and never an empty event: a stock client would then take the keep-alive
+comment for an event without data, and die. Only our own endpoint has named events with ids.
 """
 
 import asyncio
@@ -25,12 +25,17 @@ class SlowReaderError(ConnectionError):
     """The client accepted no byte for too long; the connection is gone."""
 
 
-def event(data: bytes, *, name: str | None = None) -> bytes:
-    """Return the event that carries this JSON text; the name is ours and has no line ends."""
+def event(data: bytes, *, name: str | None = None, event_id: int | None = None) -> bytes:
+    """Return the event that carries this JSON text; the name is ours and has no line ends.
+
+    A client that lost its connection sends the last `event_id` back as Last-Event-ID.
+    """
     for char, escaped in _LINE_ENDS:
         if char in data:
             data = data.replace(char, escaped)
     head = b"" if name is None else f"event: {name}\n".encode()
+    if event_id is not None:
+        head += b"id: %d\n" % event_id
     return head + b"data: " + data + b"\n\n"
 
 

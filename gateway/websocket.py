@@ -39,7 +39,7 @@ from gateway.messages import (
     Start,
 )
 from gateway.operations import server_version
-from gateway.resumption import RESUME_STORE, KeptStream, ResumeStore
+from gateway.resumption import RESUME_STORE, KeptStream, ResumeStore, taken_over
 from gateway.stream_buffer import PlainBuffer
 from gateway.stream_run import StreamRun
 
@@ -136,13 +136,7 @@ class StreamConnection:
     def stream_taken_over(self, stream_id: str) -> None:
         kept = self._kept.pop(stream_id)
         self._outbox.detach(kept.run.mailbox)
-        error = GatewayError(
-            "the stream was resumed on another connection",
-            status=409,
-            type="invalid_request_error",
-            code="resumed_elsewhere",
-        )
-        self._outbox.put_control(Error.of(error, stream_id))
+        self._outbox.put_control(Error.of(taken_over(), stream_id))
 
     # ---- reading -------------------------------------------------------------------------------
 

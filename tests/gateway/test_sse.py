@@ -14,6 +14,10 @@ def test_an_event_is_one_data_line_and_an_empty_line():
     assert DONE == b"data: [DONE]\n\n"
 
 
+def test_an_event_of_our_own_has_a_name_and_an_id():
+    assert event(b"{}", name="delta", event_id=7) == b"event: delta\nid: 7\ndata: {}\n\n"
+
+
 @pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85"])
 def test_no_text_can_end_a_line(char):
     data = event(json.dumps({"t": f"a{char}b"}, ensure_ascii=False).encode())
