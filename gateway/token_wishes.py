@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from gateway.errors import InvalidRequest
+from gateway.grammars import Structure
 from gateway.text_codec import TextTokenizer
-from jaxengine.sampling_params import Grammar, SamplingParams
+from jaxengine.sampling_params import SamplingParams
 
 __all__ = ["NO_WISHES", "TokenWishes", "token_name", "with_wishes"]
 
@@ -17,7 +18,7 @@ class TokenWishes:
 
     Attributes:
         bad_words: texts that must not be generated.
-        grammar: what the answer must match.
+        structure: what the answer must match.
         Others: as in SamplingParams.
     """
 
@@ -29,7 +30,7 @@ class TokenWishes:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[str, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    grammar: Grammar | None = None
+    structure: Structure | None = None
 
 
 NO_WISHES = TokenWishes()
@@ -38,7 +39,7 @@ NO_WISHES = TokenWishes()
 def with_wishes(
     params: SamplingParams, wishes: TokenWishes, tokenizer: TextTokenizer, *, vocab_size: int
 ) -> SamplingParams:
-    """Return the parameters with what is wished for.
+    """Return the parameters with what is wished for, but for the structure.
 
     Raises:
         InvalidRequest: an id outside the vocabulary, or a bad word of no or too many characters.
@@ -56,7 +57,6 @@ def with_wishes(
         logit_bias=wishes.logit_bias,
         bad_words=_bad_words(wishes.bad_words, tokenizer),
         allowed_token_ids=wishes.allowed_token_ids,
-        grammar=wishes.grammar,
     )
 
 

@@ -31,8 +31,10 @@ __all__ = [
     "GeneratedMessage",
     "MessageBody",
     "PromptTokensDetails",
+    "ResponseFormat",
     "SamplingBody",
     "StreamOptions",
+    "StructuredOutputs",
     "TokenLogprob",
     "ToolBody",
     "ToolCall",
@@ -52,6 +54,32 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True):
+    """A schema that the answer must match; the name is for the client."""
+
+    name: str | None = None
+    schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """What an answer must look like, in OpenAI's words."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """What an answer must look like, in vLLM's words: one of these."""
+
+    json: str | dict[str, object] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: object = None
 
 
 class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +106,12 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, object] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     cache_salt: str | None = None
     tenant: str | None = None
     priority: int | None = None

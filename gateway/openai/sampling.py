@@ -13,6 +13,7 @@ from gateway.generation import (
     TextGenerator,
 )
 from gateway.openai.protocol import SamplingBody, WireFinish
+from gateway.openai.structure import structure_of
 from gateway.prompts import Prompt
 from gateway.token_wishes import TokenWishes
 
@@ -121,6 +122,7 @@ def _token_wishes(body: SamplingBody, logprobs: int | None, *, echo: bool) -> To
         logit_bias=_logit_bias(body.logit_bias or {}),
         bad_words=tuple(body.bad_words or ()),
         allowed_token_ids=tuple(body.allowed_token_ids) if body.allowed_token_ids else None,
+        structure=structure_of(body),
     )
 
 

@@ -13,15 +13,9 @@ __all__ = ["CHAT_FIELDS", "COMMON_FIELDS", "COMPLETION_FIELDS", "refuse_unsuppor
 # Field -> values that ask for nothing. Null always does.
 COMMON_FIELDS: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }

@@ -19,6 +19,30 @@ WAYS = {
     "preempted in the plain loop": {"num_blocks": 24, "overlap": False},
 }
 NUM_TOP = 5
+
+
+class Ladder:
+    """A grammar and its matcher: token k leaves the remainder k when divided by 5; 12 tokens."""
+
+    def __init__(self):
+        self.num_accepted = 0
+
+    def new_matcher(self):
+        return Ladder()
+
+    def mask(self):
+        allowed = range(self.num_accepted % 5, 250, 5)
+        return sum(1 << token_id for token_id in allowed).to_bytes(38, "little")
+
+    def accept(self, token_id):
+        assert token_id % 5 == self.num_accepted % 5
+        self.num_accepted += 1
+
+    @property
+    def is_complete(self):
+        return self.num_accepted == 12
+
+
 OPTIONS = [
     {"temperature": 0, "logprobs": NUM_TOP, "prompt_logprobs": NUM_TOP},
     {"temperature": 0.8, "seed": 1, "presence_penalty": 1.5, "logprobs": 0},
@@ -26,7 +50,7 @@ OPTIONS = [
     {"temperature": 0, "repetition_penalty": 1.4, "logit_bias": ((3, 4.0), (250, -100.0))},
     {"temperature": 0.8, "seed": 2, "allowed_token_ids": tuple(range(0, 250, 3))},
     {"temperature": 0, "bad_words": ((5,), (7, 9))},
-    {"temperature": 0},
+    {"temperature": 0.8, "seed": 4, "grammar": Ladder()},
     {"temperature": 0.8, "top_p": 0.9, "seed": 3, "repetition_penalty": 0.9, "logprobs": 20},
 ]
 
@@ -104,6 +128,7 @@ def test_rules_hold(warm, prompts):
     assert 5 not in tokens[5]
     assert (7, 9) not in set(zip(tokens[5], tokens[5][1:], strict=False))
     assert 250 not in tokens[3]
+    assert [token_id % 5 for token_id in tokens[6]] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
 def test_a_bias_and_a_penalty_change_greedy_answers(warm, prompts):

@@ -121,7 +121,7 @@ async def test_neutral_values_pass(gateway):
         ({"messages": [USER], "top_logprobs": 10**9}, "top_logprobs"),
         ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": [USER], "tool_choice": "required"}, "tool_choice"),
-        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [USER], "response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": [USER], "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"messages": [USER], "n": 100}, "n"),

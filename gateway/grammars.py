@@ -1,0 +1,189 @@
+"""What the text of an answer must look like, compiled for the tokens of the model by llguidance."""
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import orjson
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+
+from gateway.errors import InvalidRequest, Overloaded, sanitize
+from gateway.text_codec import TextTokenizer
+
+__all__ = ["GrammarCompiler", "Structure"]
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_CACHED_GRAMMARS = 256
+MAX_WAITING = 64  # grammars that are being compiled, or wait for it
+COMPILE_TIMEOUT_S = 10.0
+
+# Else a small model may write white space for ever.
+WHITESPACE = r"[ \n\t]{1,16}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Structure:
+    """What an answer must match.
+
+    Attributes:
+        kind: "json_schema" takes a schema as JSON, "choice" a JSON list of texts, "regex" a
+            regular expression of Rust's regex crate, "grammar" Lark or GBNF.
+        text: that.
+        param: the client's field, for errors.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    text: str
+    param: str
+
+
+class GrammarCompiler:
+    """Compiles off the event loop, one at a time, and remembers what was used last.
+
+    Owns: a thread; `close` ends it.
+
+    Args:
+        timeout_s: how long a client waits. The thread cannot be stopped, but llguidance bounds
+            its own work.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
+        self._tokenizer = tokenizer
+        self._timeout_s = timeout_s
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._backend: LLTokenizer | None = None
+        self._cache: OrderedDict[tuple[str, str], asyncio.Future[_Grammar | str]] = OrderedDict()
+        self._num_waiting = 0
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def compile(self, structure: Structure) -> "_Grammar":
+        """Return the grammar. Cancelling is safe.
+
+        Raises:
+            InvalidRequest: it cannot be compiled, or not in time; `param` is the structure's.
+            Overloaded: too many wait.
+        """
+        if len(structure.text.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(
+                f"{structure.param} may have at most {MAX_GRAMMAR_BYTES} bytes",
+                param=structure.param,
+            )
+        future = self._find(structure)
+        done, _ = await asyncio.wait([future], timeout=self._timeout_s)
+        if not done:
+            raise InvalidRequest(
+                f"{structure.param} takes longer than {self._timeout_s:g} s to compile",
+                param=structure.param,
+            )
+        found = future.result()
+        if isinstance(found, str):
+            raise InvalidRequest(f"{structure.param}: {sanitize(found)}", param=structure.param)
+        return found
+
+    def _find(self, structure: Structure) -> "asyncio.Future[_Grammar | str]":
+        """Return what is known, or being made; make it otherwise."""
+        key = structure.kind, structure.text
+        future = self._cache.get(key)
+        if future is None:
+            if self._num_waiting >= MAX_WAITING:
+                raise Overloaded("too many grammars wait to be compiled", retry_after_s=1)
+            self._num_waiting += 1
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(self._executor, self._compile_here, structure)
+            future.add_done_callback(self._note_done)
+            self._cache[key] = future
+            if len(self._cache) > MAX_CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return future
+
+    def _note_done(self, future: "asyncio.Future[_Grammar | str]") -> None:
+        self._num_waiting -= 1
+
+    def _compile_here(self, structure: Structure) -> "_Grammar | str":
+        """Return the grammar, or what is wrong with it. Runs in the thread."""
+        try:
+            text = _grammar_text(structure)
+        except (ValueError, RecursionError) as exc:
+            return str(exc)
+        if self._backend is None:
+            self._backend = _backend_tokenizer(self._tokenizer)
+        matcher = LLMatcher(self._backend, text, log_level=0)
+        if matcher.is_error():
+            return matcher.get_error()
+        return _Grammar(matcher)
+
+
+class _Grammar:
+    """A compiled grammar; implements jaxengine.sampling_params.Grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def new_matcher(self) -> "_Matcher":
+        return _Matcher(self._matcher.deep_copy())
+
+
+class _Matcher:
+    """Where one answer stands; implements jaxengine.sampling_params.Matcher."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def mask(self) -> bytes:
+        """Return what may come next; nothing once llguidance has given up."""
+        mask = self._matcher.compute_bitmask()
+        return b"" if self._matcher.is_error() else mask
+
+    def accept(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+class _Tokens:
+    """A tokenizer as llguidance wants one."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        ids = range(tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(i) for i in ids]
+        # What adds nothing to a text is a special token; it is never part of an answer.
+        self.special_token_ids = [i for i in ids if not self.tokens[i]]
+        for i in self.special_token_ids:
+            self.tokens[i] = tokenizer.decode([i], skip_special=False).encode() or b"<%d>" % i
+        self.bos_token_id = tokenizer.bos_id
+        self.eos_token_id = tokenizer.eos_ids[0]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        return self._tokenizer.encode(text)
+
+
+def _backend_tokenizer(tokenizer: TextTokenizer) -> LLTokenizer:
+    return LLTokenizer(
+        TokenizerWrapper(_Tokens(tokenizer)),
+        n_vocab=tokenizer.vocab_size,
+        eos_token=list(tokenizer.eos_ids),
+    )
+
+
+def _grammar_text(structure: Structure) -> str:
+    """Return llguidance's form of it.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if structure.kind == "json_schema":
+        schema = orjson.loads(structure.text)
+        return LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_pattern": WHITESPACE}
+        )
+    return grammar_from(structure.kind, structure.text)
