@@ -129,19 +129,17 @@ async def test_what_is_not_resumable_ends_with_its_connection():
 async def test_a_stream_can_be_cancelled_by_its_token():
     engine = FakeEngine()
     engine.hold()
-    async with serve_streams(engine) as gateway:
-        async with gateway.client.post(PATH, json=body()) as response:
-            token = (await next_event(response))[2]["resume_token"]
-            engine.step(2)
-            headers = {"Resume-Token": token}
-            async with gateway.client.delete(PATH, headers=headers) as answer:
-                assert answer.status == 204
-            text, done = await read_text(response)
-    assert (text, done["finish_reason"], done["usage"]["completion_tokens"]) == (
-        "de",
-        "cancelled",
-        2,
-    )
+    async with (
+        serve_streams(engine) as gateway,
+        gateway.client.post(PATH, json=body()) as response,
+    ):
+        token = (await next_event(response))[2]["resume_token"]
+        engine.step(2)
+        async with gateway.client.delete(PATH, headers={"Resume-Token": token}) as answer:
+            assert answer.status == 204
+        text, done = await read_text(response)
+    assert (text, done["finish_reason"]) == ("de", "cancelled")
+    assert done["usage"]["completion_tokens"] == 2
 
 
 async def test_silence_is_broken_by_comments():
