@@ -52,6 +52,11 @@ def _shared_options[F: Callable[..., object]](command: F) -> F:
                 callback=_checked_url,
                 help="Address of the server.",
             ),
+            click.option(
+                "--api-key",
+                envvar="HEADRACE_API_KEY",
+                help="Key for a server that wants one; better in HEADRACE_API_KEY.",
+            ),
             click.option("--model", help="Name of the model; by default the one that is served."),
             click.option("--temperature", type=float, help="0 always takes the likeliest token."),
             click.option("--top-p", type=float, help="Keep the likeliest tokens up to this share."),
@@ -75,13 +80,18 @@ def _shared_options[F: Callable[..., object]](command: F) -> F:
 @click.command()
 @_shared_options
 @click.option("--system", help="Instruction that goes before the conversation.")
-def chat(url: str, system: str | None, **options: Unpack[GenerationOptions]) -> None:
+def chat(
+    url: str,
+    system: str | None,
+    api_key: str | None = None,
+    **options: Unpack[GenerationOptions],
+) -> None:
     """Talk to a server.
 
     In a terminal this is a conversation. Otherwise each line of standard input is a question of
     its own, and its answer goes to standard output.
     """
-    session = _Session(url=url, system=system, options=options)
+    session = _Session(url=url, api_key=api_key, system=system, options=options)
     if sys.stdin.isatty():
         session.converse()
     else:
@@ -91,12 +101,14 @@ def chat(url: str, system: str | None, **options: Unpack[GenerationOptions]) -> 
 @click.command()
 @_shared_options
 @click.argument("prompt")
-def complete(url: str, prompt: str, **options: Unpack[GenerationOptions]) -> None:
+def complete(
+    url: str, prompt: str, api_key: str | None = None, **options: Unpack[GenerationOptions]
+) -> None:
     """Continue the text PROMPT; "-" reads it from standard input."""
     text = sys.stdin.read() if prompt == "-" else prompt
     try:
         answer = asyncio.run(
-            _answer(url, lambda client: client.complete(_readable(text), **options))
+            _answer(url, api_key, lambda client: client.complete(_readable(text), **options))
         )
     except HeadraceError as error:
         raise click.ClickException(str(error)) from None
@@ -116,6 +128,7 @@ class _Session:
     """One run of `headrace chat`."""
 
     url: str
+    api_key: str | None
     system: str | None
     options: GenerationOptions
     history: list[ChatMessage] = field(default_factory=list)
@@ -173,7 +186,7 @@ class _Session:
 
     def _greet(self) -> None:
         async def hello() -> str:
-            async with AsyncClient(self.url) as client:
+            async with AsyncClient(self.url, api_key=self.api_key) as client:
                 return (await client.hello()).model
 
         try:
@@ -202,7 +215,11 @@ class _Session:
         # A connection of its own for each answer: while the user types, nothing runs that could
         # answer the server's heartbeat, and a server that was restarted does not matter.
         answer = asyncio.run(
-            _answer(self.url, lambda client: client.chat([*head, *turns], **self.options))
+            _answer(
+                self.url,
+                self.api_key,
+                lambda client: client.chat([*head, *turns], **self.options),
+            )
         )
         usage, timing = answer.stream.usage, answer.stream.timing
         self.num_answers += 1
@@ -219,10 +236,15 @@ class _Session:
         )
 
 
-async def _answer(url: str, start: Callable[[AsyncClient], Awaitable[Stream]]) -> _Answer:
+async def _answer(
+    url: str, api_key: str | None, start: Callable[[AsyncClient], Awaitable[Stream]]
+) -> _Answer:
     """Print an answer as it comes. Ctrl-C ends the answer; a second one raises."""
     pieces: list[str] = []
-    async with AsyncClient(url) as client, await _started(client, start) as stream:
+    async with (
+        AsyncClient(url, api_key=api_key) as client,
+        await _started(client, start) as stream,
+    ):
         try:
             await _print_deltas(stream, pieces)
         except asyncio.CancelledError:

@@ -55,6 +55,7 @@ class AsyncClient:
         self,
         base_url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         encoding: EncodingName = "json",
         timeout: Timeouts | float | None = Timeouts(),  # noqa: B008 (frozen)
         max_retries: int = 2,
@@ -64,6 +65,7 @@ class AsyncClient:
 
         Args:
             base_url: scheme, host and port of the server, and a path if it is mounted under one.
+            api_key: for a server that has keys; it goes into a header, never into an address.
             encoding: how messages travel; "msgpack" is smaller, "json" can be read on the wire.
             timeout: time limits; a number limits the whole of each answer, None lifts all limits.
             max_retries: how often a request is sent again that was not accepted because the server
@@ -75,11 +77,14 @@ class AsyncClient:
         """
         if encoding not in get_args(EncodingName):
             raise ValueError(f"encoding must be 'json' or 'msgpack', got {encoding!r}")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("an api_key has printable ASCII characters only")
         if timeout is None:
             timeout = _NO_LIMITS
         elif not isinstance(timeout, Timeouts):
             timeout = Timeouts(total_s=timeout)
         self._url = _stream_url(base_url)
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._encoding = ENCODINGS[encoding]
         self._timeouts = timeout
         self._max_retries = max_retries
@@ -243,7 +248,8 @@ class AsyncClient:
             if self._session is None:
                 # Our own limits hold; aiohttp's would cut in at 30 s.
                 self._session = aiohttp.ClientSession(
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=None)
+                    headers=self._headers,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
                 )
             connection = await Connection.open(
                 self._session,

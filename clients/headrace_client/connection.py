@@ -92,6 +92,7 @@ class Connection:
             ConnectFailed: nobody answers, or not in this protocol.
             ConnectTimeout: it took longer than `timeout_s`.
             Unavailable, Overloaded: the server is there and takes no connections now.
+            NotAllowed: it wants an API key, or another one.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -111,6 +112,16 @@ class Connection:
         except TimeoutError:
             raise ConnectTimeout(f"no answer from {url} within {timeout_s:g} s") from None
         except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403):
+                raise rejection(error.status)(
+                    f"the server at {url} wants "
+                    + ("an API key that it knows" if error.status == 401 else "another API key"),
+                    status=error.status,
+                    type="authentication_error" if error.status == 401 else "permission_error",
+                    param=None,
+                    code=None,
+                    retry_after_s=None,
+                ) from None
             if error.status in (429, 503):
                 raise rejection(error.status)(
                     f"the server at {url} takes no connections now",

@@ -7,6 +7,7 @@ HeadraceError
 ├─ ConnectionLost           the connection ended while a stream was open
 ├─ RequestRejected          the server refused the request; nothing was generated
 │  ├─ BadRequest            400: the request can never work; `param` names the field
+│  ├─ NotAllowed            401, 403: the server knows no such API key, or it does not suffice
 │  ├─ ModelNotFound         404: the server does not serve this model
 │  ├─ Overloaded            429: too much work waits; try again after `retry_after_s`
 │  └─ Unavailable           503: the server starts, drains, or has failed
@@ -27,6 +28,7 @@ __all__ = [
     "GenerationTimeout",
     "HeadraceError",
     "ModelNotFound",
+    "NotAllowed",
     "Overloaded",
     "ProtocolError",
     "RequestRejected",
@@ -96,6 +98,10 @@ class BadRequest(RequestRejected):
     """The request can never work as asked."""
 
 
+class NotAllowed(RequestRejected):
+    """The server wants an API key, or another one."""
+
+
 class ModelNotFound(RequestRejected):
     """The server does not serve this model."""
 
@@ -139,6 +145,8 @@ def rejection(status: int) -> type[RequestRejected]:
     """Return the class for a status of the server."""
     known: dict[int, type[RequestRejected]] = {
         400: BadRequest,
+        401: NotAllowed,
+        403: NotAllowed,
         404: ModelNotFound,
         429: Overloaded,
         503: Unavailable,

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from fakes import FakeEngine
+from gateway.api_keys import ApiKey, hash_of_key
+from gateway.key_ring import KeyRing
 from headrace_client.cli import chat
 from stream_app import serve_streams
 
@@ -179,6 +181,19 @@ async def test_no_server_is_one_clear_line(command, arguments):
     assert code == 1
     assert out == ""
     assert re.fullmatch(r"Error: no server answers at ws://\S+: Connection refused\n", err)
+
+
+async def test_a_key_comes_from_the_environment_or_an_option(start_gateway, monkeypatch):
+    gateway = await start_gateway(
+        keys=KeyRing([ApiKey(name="alice", sha256=hash_of_key("the-key"))])
+    )
+    arguments = ("complete", "Hi!", "--url", gateway.url, "--max-tokens", "4")
+    code, _, err = await run(*arguments)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "wants an API key" in err
+    assert (await run(*arguments, "--api-key", "the-key"))[:2] == (0, "defg\n")
+    monkeypatch.setenv("HEADRACE_API_KEY", "the-key")
+    assert (await run(*arguments))[:2] == (0, "defg\n")
 
 
 async def test_a_refused_request_is_one_clear_line():

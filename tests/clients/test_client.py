@@ -5,13 +5,16 @@ import asyncio
 import pytest
 
 from fakes import FakeEngine
+from gateway.api_keys import ApiKey, hash_of_key
 from gateway.connections import STREAM_CONNECTIONS
+from gateway.key_ring import KeyRing
 from headrace_client import (
     AsyncClient,
     BadRequest,
     ConnectionLost,
     ConnectTimeout,
     ModelNotFound,
+    NotAllowed,
     Overloaded,
     Timeouts,
     Unavailable,
@@ -260,3 +263,30 @@ async def test_closing_the_client_ends_its_streams():
         with pytest.raises(ConnectionLost, match="closed"):
             await stream.text()
         await engine.wait_until_idle()
+
+
+# ---- keys --------------------------------------------------------------------------------------
+
+
+def key_ring() -> KeyRing:
+    return KeyRing([ApiKey(name="alice", sha256=hash_of_key("the key"))])
+
+
+async def test_a_key_lets_in_and_a_wrong_one_or_none_does_not(start_gateway):
+    gateway = await start_gateway(keys=key_ring())
+    async with (
+        AsyncClient(gateway.url, api_key="the key") as client,
+        await client.complete("Hi!", max_tokens=4) as stream,
+    ):
+        assert await stream.text() == ANSWER
+    for wrong in (None, "another key"):
+        async with AsyncClient(gateway.url, api_key=wrong) as client:
+            with pytest.raises(NotAllowed) as error:
+                await client.complete("Hi!")
+        assert error.value.status == 401
+    assert [request.tenant for request in gateway.engine.requests] == ["alice"]
+
+
+async def test_a_key_that_no_header_can_carry_is_refused_at_once():
+    with pytest.raises(ValueError, match="ASCII"):
+        AsyncClient(api_key="line\nfeed")

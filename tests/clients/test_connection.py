@@ -13,6 +13,7 @@ from headrace_client.connection import Connection
 from headrace_client.errors import (
     ConnectFailed,
     ConnectionLost,
+    NotAllowed,
     Overloaded,
     ProtocolError,
     Unavailable,
@@ -138,6 +139,20 @@ async def test_a_server_that_takes_no_connections_says_when_it_will(
             async with connected(str(server.make_url("/"))):
                 pass
     assert (error.value.status, error.value.retry_after_s) == (status, retry_after_s)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_wants_a_key_says_so(status):
+    async def refuse(request):
+        return web.Response(status=status)
+
+    app = web.Application()
+    app.router.add_get("/v1/stream", refuse)
+    async with TestServer(app) as server:
+        with pytest.raises(NotAllowed, match="API key") as error:
+            async with connected(str(server.make_url("/"))):
+                pass
+    assert error.value.status == status
 
 
 # ---- streams that share it ---------------------------------------------------------------------

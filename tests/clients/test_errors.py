@@ -9,6 +9,7 @@ from headrace_client.errors import (
     BadRequest,
     GenerationTimeout,
     ModelNotFound,
+    NotAllowed,
     Overloaded,
     RequestRejected,
     Unavailable,
@@ -40,11 +41,13 @@ def test_the_tree_that_is_drawn_is_the_tree_of_the_classes():
     ("status", "kind"),
     [
         (400, BadRequest),
+        (401, NotAllowed),
+        (403, NotAllowed),
         (404, ModelNotFound),
         (429, Overloaded),
         (503, Unavailable),
         # What has no class of its own is still caught as a refusal.
-        (401, RequestRejected),
+        (402, RequestRejected),
         (413, RequestRejected),
         (500, RequestRejected),
     ],
