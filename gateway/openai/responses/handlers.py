@@ -17,6 +17,7 @@ from gateway.openai.responses.protocol import DeletedResponse, Event, ResponseEv
 from gateway.openai.responses.run import ResponseRun
 from gateway.openai.responses.service import RESPONSES, ResponseService
 from gateway.openai.responses.store import StoredResponse
+from gateway.openai.responses.websocket import responses_handler
 from gateway.sse import EventStream, event
 
 __all__ = ["add_routes"]
@@ -28,6 +29,7 @@ def add_routes(app: web.Application) -> None:
     """Serve /v1/responses; what runs in the background ends with the application."""
     app[RESPONSES] = ResponseService(app[CONFIG].response_store_bytes)
     app.router.add_post("/v1/responses", create)
+    app.router.add_get("/v1/responses", responses_handler)
     app.router.add_get("/v1/responses/{response_id}", retrieve)
     app.router.add_delete("/v1/responses/{response_id}", delete)
     app.router.add_post("/v1/responses/{response_id}/cancel", cancel)
