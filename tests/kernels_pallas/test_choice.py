@@ -1,0 +1,168 @@
+"""The choice of a kernel, with self-tests that are played by small programs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels_pallas import choice
+from kernels_pallas.choice import KernelUnavailable, choose_kernel, foresee_kernel
+from kernels_pallas.native_build import BuildError, Recipe, run_limited
+
+
+@pytest.fixture
+def native(tmp_path, monkeypatch):
+    """Let a line of Python stand for the self-test; returns what was asked to build or test."""
+    asked = []
+
+    def play(script, *, builds=None):
+        def build(recipe):
+            asked.append("build")
+            if builds is not None:
+                raise builds
+            recipe.library.write_text("library")
+
+        def test(command, *, timeout_s):
+            asked.append("test")
+            assert command[1:] == ["-m", "kernels_pallas.self_test", str(recipe.library)]
+            return run_limited([sys.executable, "-c", script], timeout_s=min(timeout_s, LIMIT_S))
+
+        recipe = Recipe(("c++",), tmp_path / "attention-1.so")
+        monkeypatch.setattr(choice, "make_recipe", lambda folder: recipe)
+        monkeypatch.setattr(choice, "build_library", build)
+        monkeypatch.setattr(choice, "run_limited", test)
+        asked.clear()
+        return asked
+
+    return play
+
+
+LIMIT_S = 60.0
+
+
+def choose(wanted="auto", *, platform="cpu", block_size=16):
+    chosen = choose_kernel(wanted, platform=platform, block_size=block_size, folder=Path("unused"))
+    return chosen.kernel, chosen.reason
+
+
+def test_what_passes_its_test_serves_and_is_not_tested_again(native, tmp_path):
+    asked = native("print('loading'); print('AMX')")
+    for _ in range(2):
+        chosen = choose_kernel("auto", platform="cpu", block_size=16, folder=tmp_path)
+        assert (chosen.kernel, chosen.reason) == ("native", "compiled for this CPU, AMX")
+        assert chosen.library == tmp_path / "attention-1.so"
+    assert asked == ["build", "test"]
+
+
+def test_a_library_that_has_gone_is_built_again(native, tmp_path):
+    asked = native("print('AVX2')")
+    choose()
+    (tmp_path / "attention-1.so").unlink()
+    assert choose() == ("native", "compiled for this CPU, AVX2")
+    assert asked == ["build", "test"] * 2
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("import sys; sys.exit('error: int8: wrong by 3')", r"failed: error: int8: wrong by 3"),
+        ("import os; os.kill(os.getpid(), 4)", "died of SIGILL"),
+        ("raise ImportError('no symbol')", "failed: ImportError: no symbol"),
+    ],
+)
+def test_what_fails_its_test_does_not_serve_now_or_later(native, script, reason):
+    asked = native(script)
+    for _ in range(2):
+        kernel, why = choose()
+        assert kernel == "reference"
+        assert why.startswith("native does not work: python")
+        assert reason in why
+        with pytest.raises(
+            KernelUnavailable, match="attention_kernel native does not work: python"
+        ):
+            choose("native")
+    assert asked == ["build", "test"]
+
+
+def test_what_hangs_does_not_serve_but_may_be_tried_again(native, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT_S", 0.2)
+    asked = native("import signal; signal.pause()")
+    for _ in range(2):
+        kernel, why = choose()
+        assert kernel == "reference"
+        assert "did not end within 0.2 s" in why
+    assert asked == ["build", "test"] * 2
+
+
+@pytest.mark.parametrize(("lasting", "builds"), [(True, 1), (False, 2)])
+def test_a_build_that_would_fail_again_is_not_repeated(native, lasting, builds):
+    asked = native("", builds=BuildError("c++ failed: no", lasting=lasting))
+    for _ in range(2):
+        assert choose() == ("reference", "native does not work: c++ failed: no")
+    assert asked == ["build"] * builds
+
+
+def test_a_verdict_that_cannot_be_read_is_made_again(native, tmp_path):
+    asked = native("print('AMX')")
+    for text in ("", "[]", json.dumps({"other": 1})):
+        (tmp_path / "attention-1.json").write_text(text)
+        assert choose()[0] == "native"
+    assert asked == ["build", "test"] * 3
+
+
+def test_a_folder_that_keeps_no_verdict_costs_a_test_each_time(native, monkeypatch):
+    asked = native("print('AMX')")
+
+    def refuse(*args, **kwargs):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(choice.tempfile, "NamedTemporaryFile", refuse)
+    assert choose()[0] == choose()[0] == "native"
+    assert asked == ["build", "test"] * 2
+
+
+def test_the_reference_needs_nothing(native):
+    asked = native("")
+    assert choose("reference") == ("reference", "as asked")
+    assert asked == []
+
+
+def test_a_kernel_for_cpus_is_for_nothing_else(native):
+    asked = native("")
+    assert choose(platform="tpu") == ("reference", "there is no other for tpu")
+    with pytest.raises(KernelUnavailable, match="native does not work: it is not for gpu"):
+        choose("native", platform="gpu")
+    assert asked == []
+
+
+def test_a_block_size_that_it_does_not_have_is_told(native):
+    native("print('AMX')")
+    reason = "native does not work: it has block sizes of 8, 16, 32, 64, 128, not 4"
+    assert choose(block_size=4) == ("reference", reason)
+
+
+def test_no_compiler_is_a_reason_and_no_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert choose() == (
+        "reference",
+        "native does not work: there is no C++ compiler 'no-such-compiler', as CXX has it",
+    )
+    seen = foresee_kernel(platform="cpu", block_size=16, folder=tmp_path)
+    assert seen.kernel == "reference"
+
+
+def test_foreseeing_compiles_nothing(native, tmp_path):
+    def foresee():
+        seen = foresee_kernel(platform="cpu", block_size=16, folder=tmp_path)
+        return seen.kernel, seen.reason
+
+    asked = native("print('AMX')")
+    assert foresee() == ("native", "the first start compiles it")
+    assert asked == []
+    choose()
+    assert foresee() == ("native", "compiled for this CPU, AMX")
+    native("import sys; sys.exit('error: no')")
+    (tmp_path / "attention-1.json").unlink()
+    choose()
+    assert foresee()[0] == "reference"
