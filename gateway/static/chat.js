@@ -64,6 +64,7 @@ class Answer {
       delta: (message) => this.take(message),
       done: (message) => this.end(describe(message)),
       failed: (text) => this.fail(text),
+      interrupted: (isInterrupted) => this.turn.classList.toggle("interrupted", isInterrupted),
     });
   }
 
@@ -104,7 +105,7 @@ class Answer {
     const atEnd = isAtEnd();
     this.show();
     this.text.finish();
-    this.turn.classList.remove("streaming");
+    this.turn.classList.remove("streaming", "interrupted");
     if (this.text.whole !== "") {
       history.push({ role: "assistant", content: this.text.whole });
       this.showNumbers(parts);

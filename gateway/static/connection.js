@@ -1,4 +1,5 @@
-// The native stream protocol (docs/protocol.md) over one websocket that comes back by itself.
+// The native stream protocol (docs/protocol.md) over one websocket that comes back by itself, and
+// with it the streams that were open.
 
 import { RetryingSocket } from "./retrying_socket.js";
 
@@ -10,7 +11,25 @@ const PONG_TIMEOUT_MS = 10_000;
  * @property {(message: Object) => void} delta
  * @property {(message: Object) => void} done
  * @property {(text: string) => void} failed
+ * @property {(isInterrupted: boolean) => void} interrupted  it waits for a connection, or goes on
  */
+
+/** What it takes to go on with a stream on another connection. */
+class OpenStream {
+  constructor(handlers) {
+    this.handlers = handlers;
+    this.token = null; // without one it ends with its connection
+    this.seq = -1; // of the last delta that has come
+    this.isCancelled = false;
+    this.isInterrupted = false;
+  }
+
+  interrupt(isInterrupted) {
+    if (this.isInterrupted === isInterrupted) return;
+    this.isInterrupted = isInterrupted;
+    this.handlers.interrupted(isInterrupted);
+  }
+}
 
 export class Connection {
   /**
@@ -24,6 +43,8 @@ export class Connection {
     this.numStarted = 0;
     this.pingTimer = 0;
     this.pongTimer = 0;
+    this.giveUpTimer = 0;
+    this.resumeTtlMs = 0;
     this.socket = new RetryingSocket(url, ["headrace.v1.json"], {
       message: (message) => this.receive(message),
       lost: () => this.lost(),
@@ -47,13 +68,17 @@ export class Connection {
   /** Begin a generation and return its id. */
   start(request, handlers) {
     const id = `c${++this.numStarted}`;
-    this.streams.set(id, handlers);
-    this.socket.send({ type: "start", id, request, return_token_ids: true });
+    this.streams.set(id, new OpenStream(handlers));
+    const stream = { resumable: true };
+    this.socket.send({ type: "start", id, request, return_token_ids: true, stream });
     return id;
   }
 
   cancel(id) {
-    if (this.streams.has(id)) this.socket.send({ type: "cancel", id });
+    const stream = this.streams.get(id);
+    if (stream === undefined) return;
+    stream.isCancelled = true; // sent when it goes on, if there is no connection now
+    if (this.isOpen) this.socket.send({ type: "cancel", id });
   }
 
   receive(message) {
@@ -63,18 +88,30 @@ export class Connection {
         this.hello = message;
         this.socket.succeeded();
         this.pingTimer = setInterval(() => this.ping(), message.heartbeat_s * 1000);
+        this.resumeTtlMs = (message.limits.resume_ttl_s ?? 0) * 1000;
+        clearTimeout(this.giveUpTimer);
+        this.giveUpTimer = 0;
         this.onState({ name: "open", hello: message });
+        for (const [id, open] of this.streams) this.resume(id, open);
+        break;
+      case "accepted":
+        if (stream !== undefined) stream.token = message.resume_token ?? null;
+        break;
+      case "resumed":
+        stream?.interrupt(false);
         break;
       case "delta":
-        stream?.delta(message);
+        if (stream === undefined) break;
+        stream.seq = message.seq;
+        stream.handlers.delta(message);
         break;
       case "done":
         this.streams.delete(message.id);
-        stream?.done(message);
+        stream?.handlers.done(message);
         break;
       case "error":
         this.streams.delete(message.id);
-        stream?.failed(message.error.message);
+        stream?.handlers.failed(failureText(message.error));
         break;
       case "goaway":
         this.socket.stayAway(message.retry_after_s);
@@ -83,6 +120,11 @@ export class Connection {
         clearTimeout(this.pongTimer);
         break;
     }
+  }
+
+  resume(id, stream) {
+    this.socket.send({ type: "resume", id, token: stream.token, after: stream.seq });
+    if (stream.isCancelled) this.socket.send({ type: "cancel", id });
   }
 
   // A browser cannot see that the other side is gone until it tries to speak to it.
@@ -96,8 +138,25 @@ export class Connection {
     clearInterval(this.pingTimer);
     clearTimeout(this.pongTimer);
     this.hello = null;
-    const streams = [...this.streams.values()];
-    this.streams.clear();
-    for (const stream of streams) stream.failed("The connection to the server was lost.");
+    this.fail((stream) => stream.token === null || this.resumeTtlMs === 0);
+    for (const stream of this.streams.values()) stream.interrupt(true);
+    // The server gives them up as well then.
+    if (this.streams.size > 0 && this.giveUpTimer === 0) {
+      this.giveUpTimer = setTimeout(() => this.fail(() => true), this.resumeTtlMs);
+    }
   }
+
+  /** End the streams of which this is true. */
+  fail(isMeant) {
+    for (const [id, stream] of [...this.streams]) {
+      if (!isMeant(stream)) continue;
+      this.streams.delete(id);
+      stream.handlers.failed("The connection to the server was lost.");
+    }
+  }
+}
+
+function failureText(error) {
+  if (!error.code?.startsWith("resume_")) return error.message;
+  return "The connection was lost for too long; the server no longer has the rest of the answer.";
 }

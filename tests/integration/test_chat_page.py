@@ -216,6 +216,51 @@ async def test_a_refusal_is_shown_and_the_question_is_not_kept(chat):
     assert "refuse" not in shown(gateway.engine.submitted[0][0])
 
 
+async def test_pulled_in_mid_answer_the_text_goes_on(chat):
+    page, gateway = chat
+    engine = gateway.engine
+    text = "Grüße, 世界! 😀 All of it, and in order."
+    engine.script_all(text)
+    engine.hold()
+    await ask(page, "Say it.")
+    await engine.wait_for_requests(1)
+    for num_steps in (3, 9, 4):
+        engine.step(num_steps)
+        so_far = text.encode()[: engine.generation_tokens].decode(errors="ignore")
+        await page.wait_for(f"document.querySelector('{ANSWER}').innerText === '{so_far}'")
+        for connection in list(gateway.app[STREAM_CONNECTIONS]):
+            connection.cut()
+        await page.wait_for("document.querySelector('.interrupted') !== null")
+        engine.step(2)  # while nobody is there
+        await page.click("#retry")
+        await page.wait_for("document.querySelector('.interrupted') === null")
+    engine.release()
+    await page.wait_for(IS_IDLE)
+    assert await page.text(ANSWER) == text
+    assert "complete" in await page.text(NUMBERS)
+    assert await page.run("document.querySelector('.problem') === null")
+    assert engine.num_aborts == 0
+
+
+async def test_stopped_while_there_is_no_connection_the_answer_ends_once_there_is_one(chat):
+    page, gateway = chat
+    engine = gateway.engine
+    engine.hold()
+    await ask(page, "Go on for ever.")
+    await engine.wait_for_requests(1)
+    engine.step(3)
+    await page.wait_for(f"document.querySelector('{ANSWER}').innerText.length === 3")
+    for connection in list(gateway.app[STREAM_CONNECTIONS]):
+        connection.cut()
+    await page.wait_for("document.querySelector('.interrupted') !== null")
+    await page.click("#stop")
+    await page.click("#retry")
+    await engine.wait_until_idle()
+    await page.wait_for(IS_IDLE)
+    assert "stopped by you" in await page.text(NUMBERS)
+    engine.release()
+
+
 async def test_the_page_comes_back_after_the_server_restarted(browser):
     async with AsyncExitStack() as stack:
         engine = FakeEngine()
@@ -231,7 +276,7 @@ async def test_the_page_comes_back_after_the_server_restarted(browser):
         for connection in gateway.app[STREAM_CONNECTIONS]:
             connection.cut()
         await browser.wait_for("document.getElementById('state').dataset.state === 'waiting'")
-        assert "lost" in await browser.text(".problem")
+        assert await browser.run("document.querySelector('.interrupted') !== null")
         assert "next try in" in await browser.text("#state-text")
     assert engine.num_active == 0
 
@@ -240,6 +285,9 @@ async def test_the_page_comes_back_after_the_server_restarted(browser):
     async with serve_streams(engine, port=port):
         await browser.click("#retry")
         await browser.wait_for(IS_OPEN)
+        # The new server knows nothing of the answer; what came of it stays.
+        await browser.wait_for("document.querySelector('.problem') !== null")
+        assert "lost" in await browser.text(".problem")
         await ask(browser, "And now?")
         await browser.wait_for("document.querySelectorAll('.meta button').length === 2")
         assert await browser.text(ANSWER) == "Back again."
