@@ -183,8 +183,6 @@ async def test_handlers_of_the_client_get_what_they_asked_for(gateway, client):
     assert "".join(texts) == "Hello!"
 
 
-# The package uses a form of the websockets library that its newest version warns of.
-@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_the_synchronous_client_does_the_same(tiny_server):
     with (
         openai.OpenAI(base_url=f"{tiny_server.url}/v1", api_key="none") as client,
