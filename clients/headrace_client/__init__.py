@@ -1,9 +1,10 @@
-"""Talk to a headrace server: `AsyncClient`, its streams, and its errors.
+"""Talk to a headrace server: `AsyncClient`, or `Client` without asyncio, and their streams.
 
 Importing this package needs aiohttp, orjson and msgpack, and nothing of the server.
 """
 
 from headrace_client.client import DEFAULT_URL, AsyncClient
+from headrace_client.conversation import Conversation
 from headrace_client.errors import (
     BadRequest,
     ConnectFailed,
@@ -19,9 +20,11 @@ from headrace_client.errors import (
     RequestRejected,
     Unavailable,
 )
+from headrace_client.events import Finished, Resumed, Started, StreamEvent
 from headrace_client.inbox import TextDelta
 from headrace_client.messages import ChatMessage, GenerationOptions, Hello, Timing, Usage
 from headrace_client.stream import Stream, Timeouts
+from headrace_client.sync import Client, SyncStream
 
 __version__ = "0.1.0"
 
@@ -30,9 +33,12 @@ __all__ = [
     "AsyncClient",
     "BadRequest",
     "ChatMessage",
+    "Client",
     "ConnectFailed",
     "ConnectTimeout",
     "ConnectionLost",
+    "Conversation",
+    "Finished",
     "GenerationFailed",
     "GenerationOptions",
     "GenerationTimeout",
@@ -43,7 +49,11 @@ __all__ = [
     "Overloaded",
     "ProtocolError",
     "RequestRejected",
+    "Resumed",
+    "Started",
     "Stream",
+    "StreamEvent",
+    "SyncStream",
     "TextDelta",
     "Timeouts",
     "Timing",

@@ -1,12 +1,13 @@
 """One answer while it is being generated."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from headrace_client.errors import GenerationTimeout
+from headrace_client.events import Finished, Resumed, Started, StreamEvent
 from headrace_client.inbox import StreamInbox, TextDelta
 from headrace_client.messages import Timing, Usage
 
@@ -112,6 +113,27 @@ class Stream:
         Cancelling loses the part that was read by this call. Raises as iterating does.
         """
         return "".join([delta.text async for delta in self])
+
+    async def events(self) -> AsyncIterator[StreamEvent]:
+        """Yield what happens: Started, then TextDelta and Resumed, and Finished as the last.
+
+        Text that was read before is not told again. Raises as iterating over the stream does.
+        """
+        if (accepted := self._inbox.accepted) is not None:
+            yield Started(request_id=accepted.request_id, prompt_tokens=accepted.prompt_tokens)
+        num_resumes = 0
+        async for delta in self:
+            if self._inbox.num_resumes > num_resumes:
+                num_resumes = self._inbox.num_resumes
+                yield Resumed(num_resumes=num_resumes)
+            yield delta
+        if (done := self._inbox.done) is not None:
+            yield Finished(
+                finish_reason=done.finish_reason,
+                stop_reason=done.stop_reason,
+                usage=done.usage,
+                timing=done.timing,
+            )
 
     # ---- ending ----
 
