@@ -35,11 +35,13 @@ let silenceTimer = 0;
 let silenceMs = 10_000;
 
 // From the first kept step on: the newest of them come at once.
-const socket = new RetryingSocket(socketUrl("v1/steps/stream?after=-1&shares=1"), [], {
+const handlers = {
   message: receive,
   lost: () => clearTimeout(silenceTimer),
   state: (state) => stateLine.show(state),
-});
+};
+const feed = socketUrl("v1/steps/stream?after=-1&shares=1");
+const socket = new RetryingSocket(feed, [], handlers, "v1/steps?limit=1");
 const stateLine = new StateLine(() => socket.retryNow());
 
 function receive(message) {
@@ -81,7 +83,7 @@ function showState() {
 async function pollLatency() {
   if (paused || document.hidden || $("state").dataset.state !== "open") return;
   try {
-    const response = await fetch("metrics");
+    const response = await socket.signIn.request("metrics", "GET");
     if (response.ok) latency.take(await response.text(), performance.now());
   } catch {
     return; // the socket finds out what is wrong

@@ -1,5 +1,7 @@
 // A websocket for JSON messages that comes back by itself.
 
+import { SignIn } from "./sign_in.js";
+
 const FIRST_RETRY_MS = 500;
 const LONGEST_RETRY_MS = 15_000;
 
@@ -15,8 +17,11 @@ export class RetryingSocket {
    * @param {URL} url
    * @param {string[]} protocols
    * @param {SocketHandlers} handlers
+   * @param {string=} probe  path that the user's key must be good for as well
    */
-  constructor(url, protocols, handlers) {
+  constructor(url, protocols, handlers, probe) {
+    this.signIn = new SignIn(probe);
+    this.isOpening = false; // until there is a socket
     this.url = url;
     this.protocols = protocols;
     this.handlers = handlers;
@@ -27,17 +32,27 @@ export class RetryingSocket {
     addEventListener("online", () => this.retryNow());
   }
 
-  connect() {
+  async connect() {
     clearTimeout(this.retryTimer);
+    this.isOpening = true;
     this.handlers.state({ name: "connecting" });
-    this.socket = new WebSocket(this.url, this.protocols);
+    let url;
+    try {
+      url = await this.signIn.ticketed(this.url);
+    } catch {
+      this.comeBackLater();
+      return;
+    } finally {
+      this.isOpening = false;
+    }
+    this.socket = new WebSocket(url, this.protocols);
     this.socket.onmessage = (event) => this.handlers.message(JSON.parse(event.data));
     this.socket.onclose = () => this.drop();
   }
 
   /** Connect at once instead of waiting for the timer. */
   retryNow() {
-    if (this.socket === null) this.connect();
+    if (this.socket === null && !this.isOpening) this.connect();
   }
 
   send(message) {
@@ -62,6 +77,10 @@ export class RetryingSocket {
     socket.onclose = socket.onmessage = null;
     socket.close();
     this.socket = null;
+    this.comeBackLater();
+  }
+
+  comeBackLater() {
     this.handlers.lost();
 
     // Twice as long each time, and never all pages at the same moment.
