@@ -46,9 +46,9 @@ def test_a_ragged_kernel_needs_no_decode_only_steps_and_has_sizes_between_for_th
     ]
     config = EngineConfig(attention_kernel="native", max_num_seqs=3, max_num_batched_tokens=40)
     assert buckets_for(config) == [Bucket(tokens, 8, False) for tokens in (8, 32, 40)]
-    config = EngineConfig(attention_kernel="native", max_num_seqs=20, token_buckets=(100,))
+    config = EngineConfig(attention_kernel="native", max_num_seqs=20, token_buckets=(64, 512))
     assert buckets_for(config) == [
-        Bucket(tokens, min(tokens, 32), False) for tokens in (8, 16, 32, 100)
+        Bucket(tokens, min(tokens, 32), False) for tokens in (8, 16, 32, 64, 512)
     ]
 
 
