@@ -48,6 +48,8 @@ class GatewayConfig:
         ws_heartbeat_s: interval of websocket pings; the answer is due in half of it.
         ws_close_timeout_s: how long to wait for the other side's close frame.
         ws_max_streams: running requests per websocket.
+        ws_max_messages_per_s: messages that are read from a websocket, on average; a client that
+            sends more has to wait.
         ws_max_connections: websockets at a time.
 
         resume_ttl_s: how long a stream whose connection was lost can be resumed.
@@ -88,6 +90,7 @@ class GatewayConfig:
     ws_heartbeat_s: float = 20.0
     ws_close_timeout_s: float = 3.0
     ws_max_streams: int = 32
+    ws_max_messages_per_s: float = 1000.0
     ws_max_connections: int = 1024
 
     resume_ttl_s: float = 30.0

@@ -266,7 +266,8 @@ class ResumeStore:
         """Keep the bounds on memory.
 
         A stream that is carried merges what it has to send, as any other does. One that waits
-        and has more to send than is kept of a stream could not be resumed anyway.
+        and has more to send than is kept of a stream could not be resumed anyway. When nothing
+        that waits is left to give up, streams keep nothing to send again.
         """
         if (
             kept.carrier is None
@@ -276,6 +277,8 @@ class ResumeStore:
             self._lose_output(kept)
         while self._num_bytes > self._config.resume_total_bytes and self._waiting:
             self.drop(next(iter(self._waiting.values())))
+        if self._num_bytes > self._config.resume_total_bytes:
+            kept.buffer.forget_sent()
 
     def _lose_output(self, kept: KeptStream) -> None:
         """End the generation; who comes for it within its time is told of the gap."""

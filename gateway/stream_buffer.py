@@ -154,6 +154,10 @@ class ResumeBuffer:
         self._text_sent = self._text_ends[index]
         self._ids_sent = self._id_ends[index]
 
+    def forget_sent(self) -> None:
+        """Forget everything that was sent: only who has all of it can still go on."""
+        self._forget(bisect_right(self._text_ends, self._text_sent) - 1)
+
     def clear(self) -> None:
         """Forget everything for good, and whatever may yet come."""
         self._is_cleared = True
@@ -166,7 +170,9 @@ class ResumeBuffer:
     def _forget_oldest(self) -> None:
         """Forget half of the deltas, as far as they were sent; by halves it costs nothing each."""
         num_sent = bisect_right(self._text_ends, self._text_sent) - 1
-        num_forgotten = min(num_sent, max(1, (len(self._text_ends) - 1) // 2))
+        self._forget(min(num_sent, max(1, (len(self._text_ends) - 1) // 2)))
+
+    def _forget(self, num_forgotten: int) -> None:
         if num_forgotten <= 0:
             return
         del self._text_ends[:num_forgotten], self._id_ends[:num_forgotten]

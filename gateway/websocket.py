@@ -48,6 +48,7 @@ __all__ = ["StreamConnection", "stream_handler"]
 logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
+BURST_S = 2.0  # of silence make up for as many messages more
 
 
 class StreamConnection:
@@ -141,10 +142,18 @@ class StreamConnection:
     # ---- reading -------------------------------------------------------------------------------
 
     async def _read(self) -> None:
+        interval_s = 1.0 / self._config.ws_max_messages_per_s
+        clock = asyncio.get_running_loop().time
+        due_s = clock() - BURST_S
         while not self._closing:
             # Answers that the client does not fetch stop us reading, not growing.
             await self._outbox.wait_for_room()
             frame = await self._ws.receive()
+            # Messages may come in bursts; beyond, they wait in the socket, and so does the client.
+            now_s = clock()
+            due_s = max(due_s, now_s - BURST_S) + interval_s
+            if due_s > now_s:
+                await asyncio.sleep(due_s - now_s)
             match frame.type:
                 case WSMsgType.TEXT | WSMsgType.BINARY:
                     self._handle_frame(frame.type, frame.data)

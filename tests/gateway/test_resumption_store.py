@@ -80,6 +80,31 @@ async def test_a_thousand_abandoned_streams_stay_within_the_bytes_and_then_are_g
     assert engine.num_aborts == 1000
 
 
+async def test_beyond_the_bytes_streams_that_are_carried_keep_nothing_to_send_again():
+    engine = large_engine()
+    async with open_store(engine, resume_total_bytes=500) as store:
+        connection = Connection()
+        for stream_id in "abc":
+            start = Start(
+                id=stream_id,
+                request=StartRequest(prompt="Hi!", max_tokens=1000),
+                stream=StreamOptions(resumable=True),
+            )
+            store.open(start, connection.outbox, connection, caller=CALLER)
+        texts = dict.fromkeys("abc", "")
+        for _ in range(3):
+            assert isinstance(await connection.outbox.take(), Accepted)
+        for _ in range(100):
+            engine.step()
+            for _ in range(3):
+                delta = await connection.outbox.take()
+                assert isinstance(delta, Delta)
+                texts[delta.id] += delta.text
+            assert store.num_bytes <= 500 + 20  # and what has just been sent
+        assert {len(text) for text in texts.values()} == {100}
+        assert store.num_streams == 3
+
+
 async def test_beyond_the_number_the_longest_lost_is_given_up():
     engine = large_engine()
     async with open_store(engine, resume_max_streams=3) as store:

@@ -60,6 +60,27 @@ async def test_a_stop_lets_a_running_stream_finish(start_gateway):
     await stopping
 
 
+async def test_at_a_stop_a_websocket_hears_goaway_first_and_its_streams_finish(start_gateway):
+    gateway = await start_gateway(shutdown_timeout_s=60)
+    engine = gateway.engine
+    engine.hold()
+    ask = {"prompt": "Hi!", "max_tokens": 3}
+    async with gateway.session.ws_connect("/v1/stream", protocols=["headrace.v1.json"]) as ws:
+        assert (await ws.receive_json())["type"] == "hello"
+        await ws.send_json({"type": "start", "id": "a", "request": ask})
+        assert (await ws.receive_json())["type"] == "accepted"
+        stopping = asyncio.create_task(gateway.server.stop())
+        assert (await ws.receive_json())["type"] == "goaway"
+        await ws.send_json({"type": "start", "id": "b", "request": ask})
+        refused = await ws.receive_json()
+        assert (refused["id"], refused["error"]["code"]) == ("b", "shutting_down")
+        engine.step(3)
+        assert (await ws.receive_json())["text"] == "def"
+        assert (await ws.receive_json())["type"] == "done"
+        await stopping
+        assert (await ws.receive()).data == 1012
+
+
 async def test_a_stop_ends_what_does_not_finish_in_time_with_an_error_event(start_gateway):
     gateway = await start_gateway()
     gateway.engine.hold()

@@ -156,6 +156,9 @@ async def test_a_disconnect_aborts_all_streams_of_the_connection_and_no_others()
 # ---- slow readers ------------------------------------------------------------------------------
 
 
+FLOOD = {"ws_max_messages_per_s": 1e6}  # the deaf must be heard
+
+
 class DeafClient:
     """A client that sends, and never reads a byte."""
 
@@ -203,7 +206,7 @@ async def test_a_client_that_never_reads_is_closed_and_its_streams_aborted(caplo
     engine.hold()
     caplog.set_level("INFO")
     async with (
-        serve_streams(engine, send_timeout_s=0.2, ws_close_timeout_s=0.1) as gateway,
+        serve_streams(engine, send_timeout_s=0.2, ws_close_timeout_s=0.1, **FLOOD) as gateway,
         DeafClient(gateway) as deaf,
     ):
         deaf.send(start("a"))
@@ -219,7 +222,7 @@ async def test_a_client_that_never_reads_holds_up_neither_the_engine_nor_other_c
     engine = FakeEngine(max_model_len=4096)
     engine.script_all("x" * 2000)
     async with (
-        serve_streams(engine, ws_close_timeout_s=0.1) as gateway,
+        serve_streams(engine, ws_close_timeout_s=0.1, **FLOOD) as gateway,
         DeafClient(gateway) as deaf,
         gateway.connect() as stream,
     ):
@@ -291,7 +294,7 @@ async def test_at_shutdown_goaway_comes_then_an_end_for_each_stream_then_close_1
 async def test_shutdown_does_not_wait_for_a_client_that_never_reads():
     engine = FakeEngine(max_model_len=4096)
     async with (
-        serve_streams(engine, ws_close_timeout_s=0.1) as gateway,
+        serve_streams(engine, ws_close_timeout_s=0.1, **FLOOD) as gateway,
         DeafClient(gateway) as deaf,
     ):
         deaf.send(start("a"))

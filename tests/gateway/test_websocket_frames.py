@@ -6,6 +6,7 @@ import pytest
 from aiohttp import WSMsgType
 
 from fakes import FakeEngine
+from gateway import websocket
 from gateway.websocket import MAX_BAD_FRAMES
 from stream_app import serve_streams, start
 
@@ -140,3 +141,19 @@ async def test_a_websocket_ping_is_answered_with_its_payload():
         await stream.ws.ping(b"hello")
         frame = await stream.ws.receive()
     assert (frame.type, bytes(frame.data)) == (WSMsgType.PONG, b"hello")
+
+
+async def test_a_client_that_says_too_much_waits_and_nobody_else(monkeypatch):
+    monkeypatch.setattr(websocket, "BURST_S", 2 * 3600.0)
+    async with (
+        serve_streams(ws_max_messages_per_s=1 / 3600) as gateway,
+        gateway.connect() as chatty,
+        gateway.connect() as other,
+    ):
+        for t in (1, 2):  # the burst
+            await chatty.send({"type": "ping", "t": t})
+            assert (await chatty.receive())["t"] == t
+        await chatty.send(start("a"))
+        await other.send(start("b", "other"))
+        await other.answer("b")
+        assert len(gateway.engine.submitted) == 1

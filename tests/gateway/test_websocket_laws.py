@@ -49,6 +49,21 @@ class ProtocolLaws(RuleBasedStateMachine):
         self._send(start(stream_id, **fault))
         self.num_starts += 1
 
+    @rule(stream_id=st.sampled_from(IDS), credits=st.integers(1, 2), resumable=st.booleans())
+    def start_a_stream_with_credits(self, stream_id, credits, resumable):
+        options = {"credits": credits, "resumable": resumable}
+        self._send({**start(stream_id, max_tokens=6), "stream": options})
+        self.num_starts += 1
+
+    @rule(stream_id=st.sampled_from(IDS), n=st.integers(1, 2))
+    def grant_credit(self, stream_id, n):
+        self._send({"type": "credit", "id": stream_id, "n": n})
+
+    @rule(stream_id=st.sampled_from(IDS))
+    def resume_what_is_not_there(self, stream_id):
+        self._send({"type": "resume", "id": stream_id, "token": "guessed"})
+        self.num_starts += 1
+
     @rule(stream_id=st.sampled_from(IDS))
     def cancel_a_stream(self, stream_id):
         self._send({"type": "cancel", "id": stream_id})
@@ -105,6 +120,8 @@ class ProtocolLaws(RuleBasedStateMachine):
 
     def teardown(self):
         try:
+            for stream_id in IDS:  # so that what is without credit can end
+                self._send({"type": "credit", "id": stream_id, "n": 100})
             self.runner.run(self._let_the_engine_run())
             while self.num_ends + self.num_clashes < self.num_starts:
                 self.check(self._receive())
@@ -154,11 +171,16 @@ REQUESTS = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES
 MESSAGES = st.fixed_dictionaries(
     {},
     optional={
-        "type": st.sampled_from(["start", "cancel", "ping", "credit"]) | VALUES,
+        "type": st.sampled_from(["start", "cancel", "ping", "credit", "resume"]) | VALUES,
         "id": st.sampled_from(["a", "b", ""]) | VALUES,
         "request": REQUESTS,
         "t": VALUES,
         "return_token_ids": VALUES,
+        "stream": st.fixed_dictionaries({}, optional={"credits": VALUES, "resumable": VALUES})
+        | VALUES,
+        "n": VALUES,
+        "token": VALUES,
+        "after": VALUES,
     },
 )
 
