@@ -12,11 +12,10 @@ __all__ = ["add_routes", "authenticate"]
 
 # What needs no key: probes, and pages, which hold nothing of anybody. All else does, also what is
 # not there, so that strangers cannot find out what is.
-PUBLIC_PATHS = frozenset({"/", "/dashboard", "/favicon.ico", "/health", "/ready"})
-PUBLIC_PREFIX = "/static/"
+PUBLIC_ROUTES = frozenset({"/", "/dashboard", "/static/{name}", "/health", "/ready"})
 
 # What concerns all: whoever sees it learns how much the others send, and when.
-ADMIN_PATHS = frozenset({"/metrics", "/v1/steps", "/v1/steps/stream", "/v1/steps/trace"})
+ADMIN_ROUTES = frozenset({"/metrics", "/v1/steps", "/v1/steps/stream", "/v1/steps/trace"})
 
 
 def add_routes(app: web.Application) -> None:
@@ -27,11 +26,13 @@ def add_routes(app: web.Application) -> None:
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Say who asks, as `caller_of`, or refuse: 401 without a key, 403 where it does not suffice."""
-    path = request.path
-    if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX):
+    # The route, not the path: that may be spelled in many ways.
+    resource = request.match_info.route.resource
+    route = None if resource is None else resource.canonical
+    if route in PUBLIC_ROUTES:
         return await handler(request)
     caller = _caller(request, request.app[KEY_RING])
-    if path in ADMIN_PATHS and not caller.is_admin:
+    if route in ADMIN_ROUTES and not caller.is_admin:
         raise Forbidden("this needs an admin's API key", code="admin_key_required")
     request[CALLER] = caller
     return await handler(request)
