@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
+from attention_kernels import ready_kernel
 from compile_cache import use_compile_cache
 from golden_model import default_model_files, tiny_model_files
 from jaxengine.config import EngineConfig
@@ -23,6 +24,7 @@ from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
 from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
+from kernels_pallas.kernel_names import WantedKernel
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 from kernels_pallas.work_plan import (
@@ -276,22 +278,34 @@ def warm_runner(
 
 
 @functools.cache
-def warm_tiny_runner(family: str, dtype: str = "float32") -> WarmRunner:
+def warm_tiny_runner(
+    family: str, dtype: str = "float32", *, kernel: WantedKernel = "auto"
+) -> WarmRunner:
     """A golden checkpoint in the buckets of ENGINE_CONFIG, shared by all tests."""
-    return warm_runner(*tiny_decoder(family, dtype), replace(ENGINE_CONFIG, dtype=dtype))
+    config = replace(ENGINE_CONFIG, dtype=dtype, attention_kernel=ready_kernel(kernel))
+    return warm_runner(*tiny_decoder(family, dtype), config)
 
 
 @functools.cache
 def warm_random_runner(
-    dtype: str = "float32", kv_cache_dtype: str = "auto", **changes: int | bool | str
+    dtype: str = "float32",
+    kv_cache_dtype: str = "auto",
+    *,
+    kernel: WantedKernel = "auto",
+    **changes: int | bool | str,
 ) -> WarmRunner:
     """Random weights in the buckets of ENGINE_CONFIG, shared by all tests."""
-    config = replace(ENGINE_CONFIG, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    config = replace(
+        ENGINE_CONFIG,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        attention_kernel=ready_kernel(kernel),
+    )
     return warm_runner(*random_decoder(dtype, **changes), config)
 
 
 @functools.cache
 def warm_default_runner(dtype: str) -> WarmRunner:
     """The default model in few buckets; only for tests marked `model`."""
-    config = replace(ENGINE_CONFIG, dtype=dtype, max_num_seqs=8)
+    config = replace(ENGINE_CONFIG, dtype=dtype, max_num_seqs=8, attention_kernel=ready_kernel())
     return warm_runner(*default_decoder(dtype), config)

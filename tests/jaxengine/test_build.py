@@ -3,13 +3,18 @@ from dataclasses import replace
 
 import pytest
 
+from attention_kernels import ready_kernel
+from compile_cache import use_compile_cache
 from engine_builder import HF_CONFIG, RandomCheckpoint
+from jaxengine import build
 from jaxengine.build import EngineOptions, build_engine, plan_engine
 from jaxengine.config import EngineConfig
 from jaxengine.errors import ModelError
+from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.models.config import ModelConfig
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenRequest
+from kernels_pallas.choice import KernelChoice
 
 MIB = 1 << 20
 # A block of 16 tokens: K and V, 2 layers, 2 heads padded to 64 elements, bf16.
@@ -181,6 +186,7 @@ SMALL = EngineOptions(
     max_num_seqs=8,
     max_num_batched_tokens=32,
     num_kv_blocks=20,
+    attention_kernel="reference",
 )
 
 
@@ -218,6 +224,32 @@ async def test_a_built_engine_serves():
     assert len(token_ids) == 5
     assert built.engine.stats().compiles_after_ready == 0
     await built.engine.stop(drain_timeout_s=5)
+    assert (built.attention.kernel, built.config.attention_kernel) == ("reference", "reference")
+
+
+def test_the_kernel_that_was_chosen_is_the_one_that_the_engine_is_built_for(monkeypatch):
+    checkpoint, asked = RandomCheckpoint(num_hidden_layers=1), []
+
+    def choose(wanted, **facts):
+        asked.append((wanted, facts["platform"], facts["block_size"], facts["folder"].name))
+        return KernelChoice(ready_kernel(), "for this test")
+
+    monkeypatch.setattr(build, "choose_kernel", choose)
+    use_compile_cache()
+    built = build_engine(checkpoint, replace(SMALL, attention_kernel="auto"), memory_bytes=1 << 30)
+    assert asked == [("auto", "cpu", 16, "kernels")]
+    assert built.attention.reason == "for this test"
+    assert built.config.attention_kernel == ready_kernel()
+    block_bytes = kv_block_bytes(built.model, block_size=16, dtype="float32", kernel=ready_kernel())
+    assert built.memory.kv_cache == 21 * block_bytes
+
+
+def test_a_kernel_that_was_asked_for_and_does_not_work_is_an_error(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="attention_kernel native does not work: there is no C"):
+        build_engine(
+            RandomCheckpoint(), replace(SMALL, attention_kernel="native"), memory_bytes=1 << 30
+        )
 
 
 def test_a_model_that_does_not_fit_its_checkpoint_is_refused_before_anything_is_compiled():
