@@ -97,7 +97,8 @@ class Mailbox:
     def put_delta(self, text: str, token_ids: tuple[int, ...]) -> None:
         """Add output; it merges with what still waits."""
         self.buffer.put(text, token_ids)
-        self._note_change()
+        if not self._is_queued:
+            self._note_change()
 
     def put_last(self, message: Done | Error) -> None:
         """End the stream, once; `id` and `seq` are filled in when the message is taken."""
@@ -133,11 +134,14 @@ class Mailbox:
         if self._first is not None:
             first, self._first = self._first, None
             self.is_known = True
+            self._note_change()  # at the end of the queue: the others have their turn first
             return first
         if self.buffer.has_unsent:
             if self.credits is not None:
                 self.credits -= 1
             seq, text, token_ids = self.buffer.take()
+            if self._last is not None:
+                self._note_change()
             return Delta(
                 id=self.stream_id,
                 seq=seq,
@@ -221,10 +225,7 @@ class Outbox:
         if self._ready:
             mailbox = self._ready.popleft()
             mailbox._is_queued = False
-            taken = mailbox._take()
-            # At the end of the queue: the other streams have their turn first.
-            mailbox._note_change()
-            return taken
+            return mailbox._take()
         assert self._close is not None
         return self._close
 

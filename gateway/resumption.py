@@ -259,7 +259,9 @@ class ResumeStore:
 
     def _grow(self, kept: KeptStream, growth: int) -> None:
         self._num_bytes += growth
-        if growth > 0:
+        if growth > 0 and (
+            kept.carrier is None or self._num_bytes > self._config.resume_total_bytes
+        ):
             self._give_up_too_much(kept)
 
     def _give_up_too_much(self, kept: KeptStream) -> None:

@@ -11,6 +11,9 @@ from typing import Protocol
 
 __all__ = ["NumberedOutput", "PlainBuffer", "ResumeBuffer", "ResumeGap", "StreamBuffer"]
 
+ID_BYTES = array("i").itemsize
+DELTA_BYTES = 2 * array("q").itemsize
+
 type NumberedOutput = tuple[int, str, list[int]]  # seq, text, token ids
 
 
@@ -85,13 +88,15 @@ class ResumeBuffer:
         self._num_bytes = 0
         self._text = bytearray()
         self._ids = array("i")
-        # Places are counted from the beginning of the answer; these are of the first kept ones.
+        # Places are counted from the beginning of the answer: where what is kept begins, how far
+        # it was given out, where it ends.
         self._text_start = self._id_start = 0
+        self._text_sent = self._ids_sent = 0
+        self._text_put = self._ids_put = 0
         # Where the deltas end, from the one before the first that is kept.
         self._text_ends = array("q", [0])
         self._id_ends = array("q", [0])
         self._first_seq = 0
-        self._text_sent = self._ids_sent = 0
         self._is_cleared = False
 
     @property
@@ -100,44 +105,39 @@ class ResumeBuffer:
 
     @property
     def has_unsent(self) -> bool:
-        return self._text_sent < self._text_end or self._ids_sent < self._id_end
+        return self._text_sent < self._text_put or self._ids_sent < self._ids_put
 
     @property
     def num_unsent_bytes(self) -> int:
-        return (
-            self._text_end - self._text_sent + self._ids.itemsize * (self._id_end - self._ids_sent)
-        )
+        return self._text_put - self._text_sent + ID_BYTES * (self._ids_put - self._ids_sent)
 
     @property
     def num_bytes(self) -> int:
         """Memory held."""
         return self._num_bytes
 
-    @property
-    def _text_end(self) -> int:
-        return self._text_start + len(self._text)
-
-    @property
-    def _id_end(self) -> int:
-        return self._id_start + len(self._ids)
-
     def put(self, text: str, token_ids: tuple[int, ...]) -> None:
         if self._is_cleared:
             return
-        self._text += text.encode(errors="surrogatepass")
+        data = text.encode()
+        self._text += data
+        self._text_put += len(data)
+        growth = len(data)
         if self._with_token_ids:
             self._ids.extend(token_ids)
-        self._note_growth()
+            self._ids_put += len(token_ids)
+            growth += ID_BYTES * len(token_ids)
+        self._grow(growth)
 
     def take(self) -> NumberedOutput:
-        text = self._text[self._text_sent - self._text_start :].decode(errors="surrogatepass")
-        ids = self._ids[self._ids_sent - self._id_start :].tolist()
-        self._text_sent, self._ids_sent = self._text_end, self._id_end
+        text = self._text[self._text_sent - self._text_start :].decode()
+        ids = self._ids[self._ids_sent - self._id_start :].tolist() if self._with_token_ids else []
+        self._text_sent, self._ids_sent = self._text_put, self._ids_put
         # What is sent again and nothing else keeps the number of the last delta that it holds.
-        if self._text_sent > self._text_ends[-1] or self._ids_sent > self._id_ends[-1]:
-            self._text_ends.append(self._text_sent)
-            self._id_ends.append(self._ids_sent)
-        self._note_growth()
+        if self._text_put > self._text_ends[-1] or self._ids_put > self._id_ends[-1]:
+            self._text_ends.append(self._text_put)
+            self._id_ends.append(self._ids_put)
+            self._grow(DELTA_BYTES)
         if self._num_bytes > self._max_bytes:
             self._forget_oldest()
         return self.next_seq - 1, text, ids
@@ -156,7 +156,7 @@ class ResumeBuffer:
 
     def forget_sent(self) -> None:
         """Forget everything that was sent: only who has all of it can still go on."""
-        self._forget(bisect_right(self._text_ends, self._text_sent) - 1)
+        self._forget(self._num_sent())
 
     def clear(self) -> None:
         """Forget everything for good, and whatever may yet come."""
@@ -164,29 +164,31 @@ class ResumeBuffer:
         self._text.clear()
         self._ids = array("i")
         self._text_ends, self._id_ends = array("q", [0]), array("q", [0])
-        self._text_start = self._id_start = self._text_sent = self._ids_sent = 0
-        self._note_growth()
+        self._text_sent = self._text_put
+        self._ids_sent = self._ids_put
+        self._grow(-self._num_bytes)
 
     def _forget_oldest(self) -> None:
         """Forget half of the deltas, as far as they were sent; by halves it costs nothing each."""
-        num_sent = bisect_right(self._text_ends, self._text_sent) - 1
-        self._forget(min(num_sent, max(1, (len(self._text_ends) - 1) // 2)))
+        self._forget(min(self._num_sent(), max(1, (len(self._text_ends) - 1) // 2)))
 
-    def _forget(self, num_forgotten: int) -> None:
-        if num_forgotten <= 0:
+    def _num_sent(self) -> int:
+        """Count the kept deltas up to where it goes on; one may hold text, or only ids."""
+        num_texts = bisect_right(self._text_ends, self._text_sent)
+        return min(num_texts, bisect_right(self._id_ends, self._ids_sent)) - 1
+
+    def _forget(self, num_deltas: int) -> None:
+        if num_deltas <= 0:
             return
-        del self._text_ends[:num_forgotten], self._id_ends[:num_forgotten]
-        self._first_seq += num_forgotten
-        del self._text[: self._text_ends[0] - self._text_start]
-        del self._ids[: self._id_ends[0] - self._id_start]
+        del self._text_ends[:num_deltas], self._id_ends[:num_deltas]
+        self._first_seq += num_deltas
+        num_text_bytes = self._text_ends[0] - self._text_start
+        num_ids = self._id_ends[0] - self._id_start
+        del self._text[:num_text_bytes]
+        del self._ids[:num_ids]
         self._text_start, self._id_start = self._text_ends[0], self._id_ends[0]
-        self._note_growth()
+        self._grow(-num_text_bytes - ID_BYTES * num_ids - DELTA_BYTES * num_deltas)
 
-    def _note_growth(self) -> None:
-        num_bytes = (
-            len(self._text)
-            + self._ids.itemsize * len(self._ids)
-            + 2 * self._text_ends.itemsize * (len(self._text_ends) - 1)
-        )
-        growth, self._num_bytes = num_bytes - self._num_bytes, num_bytes
+    def _grow(self, growth: int) -> None:
+        self._num_bytes += growth
         self._on_growth(growth)

@@ -74,6 +74,19 @@ def test_the_oldest_deltas_are_forgotten_first_and_never_what_is_unsent():
     buffer.rewind(100)  # whoever has it all can always go on
 
 
+def test_forgetting_what_was_sent_spares_what_is_to_be_sent_again():
+    buffer = kept(ids=True)
+    for n in range(4):
+        buffer.put("x" if n == 0 else "", (n,))  # half a character has ids and no text
+        buffer.take()
+    buffer.rewind(1)
+    buffer.forget_sent()
+    assert buffer.take() == (3, "", [2, 3])
+    buffer.rewind(1)
+    with pytest.raises(ResumeGap):
+        buffer.rewind(0)
+
+
 def test_a_cleared_buffer_holds_nothing_and_takes_nothing():
     sizes = []
     buffer = ResumeBuffer(with_token_ids=True, max_bytes=1000, on_growth=sizes.append)
