@@ -14,13 +14,13 @@ from gateway.text_codec import ChatMessage, MessageCall, ToolDefinition
 __all__ = ["with_tools_in_words"]
 
 INTRODUCTION = """\
-You have tools. This is what each of them is for and which arguments it takes, as JSON:
+You may use these tools, described in JSON:
 {definitions}
-To use a tool, write nothing but its call, in this form, and one call after another for several:
+To use some, write only a call for each, in this form:
 <tool_call>
 {{"name": "the tool", "arguments": {{"an argument": "its value"}}}}
 </tool_call>
-You will be told the result. When you need no tool, just answer."""
+You get their results then. If you need none, just answer."""
 
 
 def with_tools_in_words(

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: a conversation to be continued by the assistant."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from aiohttp import web
 from msgspec import UNSET
@@ -79,7 +78,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         logprobs=_logprobs(body),
         caller=caller_of(request),
     )
-    generation = replace(generation, tools=tools.definitions, visible_tokens=reading.visible_tokens)
+    generation = tools.apply(generation, visible_tokens=reading.visible_tokens)
     try:
         [prepared] = await prepare_all(generator, [generation], n=n)
     except InvalidRequest as exc:

@@ -29,6 +29,7 @@ __all__ = [
     "FunctionCallDelta",
     "FunctionName",
     "GeneratedMessage",
+    "JsonSchemaFormat",
     "MessageBody",
     "PromptTokensDetails",
     "ResponseFormat",

@@ -3,12 +3,13 @@
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest
-from gateway.generation import PreparedGeneration, TextGenerator
+from gateway.generation import GenerationRequest, PreparedGeneration, TextGenerator
+from gateway.grammars import Structure
 from gateway.openai.protocol import FunctionBody, ToolBody, ToolChoiceBody
 from gateway.openai.reasoning import (
     REASONING_END,
@@ -29,8 +30,11 @@ from gateway.openai.tool_parsers_formats import (
     VISIBLE_TOKENS,
     ToolFormat,
     read_answer,
+    read_forced_call,
+    read_forced_calls,
     tool_format,
 )
+from gateway.openai.tools_forced import arguments_structure, calls_structure
 from gateway.text_codec import ToolDefinition
 
 __all__ = ["AnswerReading", "ToolUse", "answer_reading", "new_call_id", "tool_use"]
@@ -48,15 +52,49 @@ class ToolUse:
     Attributes:
         functions: what may be called; none if calls are not wanted.
         max_calls: most calls of one answer; None sets no bound.
+        must_call: the answer must be a call, or several.
+        name: the one that must be called, if must_call and one was named.
     """
 
     functions: tuple[FunctionBody, ...] = ()
     max_calls: int | None = None
+    must_call: bool = False
+    name: str | None = None
 
     @property
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """The functions as chat templates know them."""
         return tuple(_definition(function) for function in self.functions)
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must match; None if a call is not forced."""
+        if not self.must_call:
+            return None
+        for index, function in enumerate(self.functions):
+            if function.name == self.name:
+                return arguments_structure(function, index=index)
+        return calls_structure(self.functions, max_calls=self.max_calls)
+
+    def apply(
+        self, request: GenerationRequest, *, visible_tokens: tuple[str, ...]
+    ) -> GenerationRequest:
+        """Return the request with these tools.
+
+        Raises:
+            InvalidRequest: the answer must already be something else than a call.
+        """
+        tokens = request.tokens
+        if (structure := self.structure) is not None:
+            if tokens.structure is not None:
+                raise InvalidRequest(
+                    f"tool_choice forces a call, and {tokens.structure.param} something else",
+                    param="tool_choice",
+                )
+            tokens = replace(tokens, structure=structure)
+        return replace(
+            request, tools=self.definitions, tokens=tokens, visible_tokens=visible_tokens
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +121,10 @@ class AnswerReading:
         self, generator: TextGenerator, prepared: PreparedGeneration
     ) -> AnswerParser | PlainAnswer:
         """Return a parser for one answer to a prompt."""
+        if self.tools.name is not None:
+            return AnswerParser(partial(read_forced_call, name=self.tools.name))
+        if self.tools.must_call:
+            return AnswerParser(read_forced_calls, max_calls=self.tools.max_calls)
         if not self.thinks and self.style is None:
             return PlainAnswer()
         reader = partial(self._read, is_inside=self.thinks and _opens_thoughts(generator, prepared))
@@ -144,16 +186,14 @@ def tool_use(
         case "required" | ToolChoiceBody(type="function"):
             if not functions:
                 raise InvalidRequest("tool_choice needs tools", param="tool_choice")
-            if isinstance(choice, ToolChoiceBody) and (
-                choice.function is None or choice.function.name not in names
-            ):
+            if not isinstance(choice, ToolChoiceBody):
+                return ToolUse(functions=functions, max_calls=max_calls, must_call=True)
+            if choice.function is None or choice.function.name not in names:
                 raise InvalidRequest(
                     "tool_choice must name one of the tools", param="tool_choice.function.name"
                 )
-            raise InvalidRequest(
-                "tool_choice can be 'auto' or 'none'; forcing a call is not supported yet",
-                param="tool_choice",
-                code="unsupported_parameter",
+            return ToolUse(
+                functions=functions, max_calls=1, must_call=True, name=choice.function.name
             )
         case _:
             raise InvalidRequest(
@@ -176,14 +216,15 @@ def answer_reading(
         style = tool_format(config.tool_call_parser, source)
         if style is None and (template is None or not template.renders_tools):
             style = "hermes"  # as `gateway.tool_prompt` tells it to
-        if style is None:
+        if style is None and not tools.must_call:
             raise InvalidRequest(
                 "the calls of this model are of an unknown format; "
                 "the server's --tool-call-parser names those that are known",
                 param="tools",
                 code="unsupported_parameter",
             )
-    thinks = reasoning_format(config.reasoning_parser, source) == "think"
+    # Where a call is forced, it begins at once.
+    thinks = not tools.must_call and reasoning_format(config.reasoning_parser, source) == "think"
     return AnswerReading(tools=tools, style=style, thinks=thinks)
 
 

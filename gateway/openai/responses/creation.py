@@ -1,6 +1,5 @@
 """From the body of a request to a response that can run."""
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Sequence
@@ -12,7 +11,14 @@ from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest
 from gateway.generation import TextGenerator
 from gateway.json_body import convert
-from gateway.openai.protocol import FunctionBody, FunctionName, ToolBody, ToolChoiceBody
+from gateway.openai.protocol import (
+    FunctionBody,
+    FunctionName,
+    JsonSchemaFormat,
+    ResponseFormat,
+    ToolBody,
+    ToolChoiceBody,
+)
 from gateway.openai.responses.items import input_messages
 from gateway.openai.responses.protocol import (
     RESPONSE_FIELDS,
@@ -21,6 +27,7 @@ from gateway.openai.responses.protocol import (
     ResponsesBody,
     ResponseTool,
     ResponseToolChoice,
+    TextFormat,
     TextOptions,
 )
 from gateway.openai.responses.run import ResponseRun
@@ -37,7 +44,12 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 # How the fields of a response are called where its generation is prepared.
-_FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+_FIELD_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
 
 
 def read_body(raw: dict[str, object]) -> ResponsesBody:
@@ -48,8 +60,6 @@ def read_body(raw: dict[str, object]) -> ResponsesBody:
     """
     body = convert(raw, ResponsesBody)
     refuse_unsupported(raw, RESPONSE_FIELDS)
-    if body.text is not None and body.text.format not in (None, {"type": "text"}):
-        raise _unsupported("text.format", "only plain text is supported")
     for i, name in enumerate(body.include or ()):
         if "logprobs" in name:
             raise _unsupported(f"include[{i}]", "logprobs are not supported")
@@ -98,20 +108,17 @@ async def create_run(
     reading = answer_reading(tools, generator, config)
     system = (ChatMessage(role="system", content=body.instructions),) if body.instructions else ()
     answers = body.generate is not False
-    [request] = generation_requests(
-        body,
-        [(*system, *conversation)],
-        max_tokens=body.max_output_tokens if answers else 1,
-        caller=caller,
-    )
-    request = dataclasses.replace(
-        request, tools=tools.definitions, visible_tokens=reading.visible_tokens
-    )
     try:
+        [request] = generation_requests(
+            _with_format(body),
+            [(*system, *conversation)],
+            max_tokens=body.max_output_tokens if answers else 1,
+            caller=caller,
+        )
+        request = tools.apply(request, visible_tokens=reading.visible_tokens)
         [prepared] = await prepare_all(generator, [request], n=1)
     except InvalidRequest as exc:
-        exc.param = _FIELD_NAMES.get(exc.param or "", exc.param)
-        raise
+        raise _as_here(exc) from None
     return ResponseRun(
         generator,
         prepared,
@@ -150,12 +157,30 @@ def _tool_use(body: ResponsesBody) -> ToolUse:
     try:
         return tool_use(tools, _tool_choice(body.tool_choice), parallel=body.parallel_tool_calls)
     except InvalidRequest as exc:
+        raise _as_here(exc) from None
+
+
+def _as_here(error: InvalidRequest) -> InvalidRequest:
+    """The error with fields as they are called here, and not where a generation is prepared."""
+    message, param = error.message, error.param or ""
+    for theirs, ours in _FIELD_NAMES.items():
+        if param.startswith(theirs):
+            message, param = message.replace(theirs, ours), ours + param.removeprefix(theirs)
+    if param.startswith(("tools[", "tool_choice.")):
         # A function is no part of a tool here, but the tool itself.
-        raise InvalidRequest(
-            exc.message.replace(".function", ""),
-            param=(exc.param or "").replace(".function", ""),
-            code=exc.code,
-        ) from None
+        message, param = message.replace(".function", ""), param.replace(".function", "")
+    return InvalidRequest(message, param=param or None, code=error.code)
+
+
+def _with_format(body: ResponsesBody) -> ResponsesBody:
+    """The body with what its text must be like where a chat has it."""
+    wanted = None if body.text is None else body.text.format
+    if wanted is None:
+        return body
+    schema = None if wanted.type != "json_schema" else JsonSchemaFormat(schema=wanted.schema)
+    return msgspec.structs.replace(
+        body, response_format=ResponseFormat(type=wanted.type, json_schema=schema)
+    )
 
 
 def _tool_choice(choice: str | ResponseToolChoice | None) -> str | ToolChoiceBody | None:
@@ -197,9 +222,7 @@ def _response(body: ResponsesBody, model: str) -> ResponseObject:
         reasoning=body.reasoning or ReasoningOptions(),
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
-        text=TextOptions(
-            format={"type": "text"}, verbosity=None if body.text is None else body.text.verbosity
-        ),
+        text=_text_options(body.text),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=tuple(
             msgspec.structs.replace(tool, parameters=tool.parameters or {})
@@ -207,6 +230,14 @@ def _response(body: ResponsesBody, model: str) -> ResponseObject:
         ),
         top_p=1.0 if body.top_p is None else body.top_p,
     )
+
+
+def _text_options(wanted: TextOptions | None) -> TextOptions:
+    """What the text must be like, as it is told back."""
+    plain = TextFormat(type="text")
+    if wanted is None:
+        return TextOptions(format=plain)
+    return TextOptions(format=wanted.format or plain, verbosity=wanted.verbosity)
 
 
 def _unsupported(path: str, problem: str) -> InvalidRequest:

@@ -38,6 +38,7 @@ __all__ = [
     "ResponseToolChoice",
     "ResponseUsage",
     "ResponsesBody",
+    "TextFormat",
     "TextOptions",
 ]
 
@@ -94,10 +95,20 @@ class ResponseToolChoice(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class TextOptions(msgspec.Struct, frozen=True):
-    """What the text must be like; only plain text is supported."""
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the text must match: anything ("text"), "json_object", or a "json_schema"."""
 
-    format: dict[str, object] | None = None
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """What the text must be like."""
+
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 

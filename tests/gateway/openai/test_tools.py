@@ -62,6 +62,26 @@ def test_without_parallel_calls_there_is_one():
     assert use([F], "auto", parallel=True).max_calls is None
 
 
+def test_a_call_that_is_forced_has_a_structure():
+    assert use([F, G]).structure is None
+    named = use([F, G], {"type": "function", "function": {"name": "f"}})
+    assert (named.name, named.max_calls) == ("f", 1)
+    assert named.structure.param == "tools[0].function.parameters"
+    assert use([F, G], "required").structure.param == "tools"
+
+
+async def test_a_forced_call_begins_at_once(make_generator):
+    prepared = await prepared_by(make_generator, "Hi<think>\n")
+    for choice, answer in (
+        ({"type": "function", "function": {"name": "f"}}, "{}"),
+        ("required", '[{"name": "f", "arguments": {}}]'),
+    ):
+        generator = Generator(Template("</think> <function="))
+        reading = answer_reading(use([F], choice), generator, GatewayConfig())
+        parser = reading.parser(generator, prepared)
+        assert parser.push(answer) == [CallStart(0, "f"), CallArguments(0, "{}")]
+
+
 def test_tools_that_must_not_be_called_are_not_told():
     assert use([F], "none") == ToolUse()
 
@@ -80,8 +100,7 @@ def test_tools_that_must_not_be_called_are_not_told():
         ([F], {"type": "allowed_tools"}, "tool_choice"),
         ([F], {"type": "function"}, "tool_choice.function.name"),
         ([F], {"type": "function", "function": {"name": "g"}}, "tool_choice.function.name"),
-        ([F], {"type": "function", "function": {"name": "f"}}, "tool_choice"),
-        ([F], "required", "tool_choice"),
+        ([], {"type": "function", "function": {"name": "f"}}, "tool_choice"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tools, choice, param):

@@ -9,6 +9,8 @@ from gateway.openai.responses.service import ResponseService
 
 TOOL = {"type": "function", "name": "f", "description": "Does f.", "parameters": {"a": 1}}
 
+FORCED = {"type": "function", "name": "f"}
+
 
 @pytest.fixture
 def create(make_generator):
@@ -76,7 +78,12 @@ async def test_the_response_tells_back_what_was_asked(create):
             {"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
             "tool_choice.name",
         ),
-        ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        (
+            {"input": "x", "tools": [{**TOOL, "parameters": {"type": "x"}}], "tool_choice": FORCED},
+            "tools[0].parameters",
+        ),
         ({"input": "x", "include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"input": "x", "metadata": {"a": "b" * 513}}, "metadata"),
         ({"input": "x", "metadata": {str(i): "" for i in range(17)}}, "metadata"),
