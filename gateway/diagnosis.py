@@ -16,6 +16,7 @@ from typing import Literal
 
 from gateway.jax_probe import JaxProbe
 from gateway.machine import Machine
+from kernels_pallas.choice import foresee_kernel, kernels_dir
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -43,6 +44,7 @@ GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB
 COMFORTABLE_MEMORY_BYTES = 6 * GIB
 COMFORTABLE_DISK_BYTES = 1 * GIB
+DEFAULT_BLOCK_SIZE = 16
 
 # From, and below which. A test compares them with pyproject.toml.
 SUPPORTED_VERSIONS = {"jax": ("0.11.2", "0.13"), "flax": ("0.12", "0.13")}
@@ -148,15 +150,21 @@ def check_devices(probe: JaxProbe, nvidia_driver: Path = Path("/proc/driver/nvid
     return Check("devices", "ok", value)
 
 
-def check_attention(probe: JaxProbe) -> Check:
-    """Which attention a server here would run, as kernels_pallas chooses today."""
-    value = "XLA reference"
-    if probe.error is not None:
+def check_attention(probe: JaxProbe, cache: Path) -> Check:
+    """Which attention a server here would run, and why; compiles nothing.
+
+    Args:
+        probe: what JAX answered.
+        cache: our cache, where compiled kernels lie.
+    """
+    if probe.backend is None:
         return Check("attention", "fail", "none", "without a device nothing can run")
-    if probe.backend == "cpu":
-        return Check("attention", "ok", value, "the implementation for CPUs")
-    why = f"correct on {probe.backend}, but slow: its Pallas kernel is not written yet"
-    return Check("attention", "warn", value, why)
+    seen = foresee_kernel(
+        platform=probe.backend, block_size=DEFAULT_BLOCK_SIZE, folder=kernels_dir(cache)
+    )
+    if seen.kernel == "reference":
+        return Check("attention", "warn", "reference, in XLA: correct but slower", seen.reason)
+    return Check("attention", "ok", seen.kernel, seen.reason)
 
 
 def model_cache_dir() -> Path | None:

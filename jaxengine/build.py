@@ -26,7 +26,7 @@ from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
-from kernels_pallas.choice import KernelChoice, choose_kernel
+from kernels_pallas.choice import KernelChoice, choose_kernel, kernels_dir
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 __all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
@@ -34,9 +34,6 @@ __all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_en
 # The default of `kv_cache_memory_bytes`: enough for dozens of chats with a small model, little
 # enough for a laptop. Capped at a quarter of the memory.
 DEFAULT_KV_CACHE_BYTES = 1 << 30
-
-# Where compiled kernels lie in the cache.
-KERNELS_DIR = "kernels"
 
 Progress = Callable[[int, int], None]
 
@@ -275,7 +272,7 @@ def _choose_attention(options: EngineOptions) -> KernelChoice:
         options.attention_kernel,
         platform=jax.default_backend(),
         block_size=options.block_size,
-        folder=cache_dir() / KERNELS_DIR,
+        folder=kernels_dir(cache_dir()),
     )
     if choice.library is not None:
         native.load(choice.library)

@@ -22,7 +22,7 @@ from kernels_pallas.native_build import (
     run_limited,
 )
 
-__all__ = ["KernelChoice", "KernelUnavailable", "choose_kernel", "foresee_kernel"]
+__all__ = ["KernelChoice", "KernelUnavailable", "choose_kernel", "foresee_kernel", "kernels_dir"]
 
 # What "auto" tries before the reference, which runs everywhere.
 FASTEST_FIRST: Mapping[str, tuple[AttentionKernel, ...]] = {"cpu": ("native",)}
@@ -32,6 +32,11 @@ SELF_TEST_TIMEOUT_S = 120.0
 
 class KernelUnavailable(ValueError):
     """The kernel that was asked for does not work here, for a reason in one line."""
+
+
+def kernels_dir(cache: Path) -> Path:
+    """Where compiled kernels are kept in a cache of ours."""
+    return cache / "kernels"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import jax
 
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
-from kernels_pallas.choice import choose_kernel
+from kernels_pallas.choice import choose_kernel, kernels_dir
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 
@@ -21,7 +21,7 @@ def ready_kernel(wanted: WantedKernel = "auto") -> AttentionKernel:
         wanted,
         platform=jax.default_backend(),
         block_size=16,
-        folder=cache_dir() / "kernels",
+        folder=kernels_dir(cache_dir()),
     )
     if choice.library is not None:
         native.load(choice.library)

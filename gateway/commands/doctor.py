@@ -42,8 +42,9 @@ def diagnose(machine: Machine, probe: JaxProbe) -> list[Check]:
     """Every check, in the order in which one would ask."""
     checks = [check_python(machine), check_cpu(machine), check_memory(machine)]
     checks += [check_package(name) for name in SUPPORTED_VERSIONS]
-    checks += [check_devices(probe), check_attention(probe)]
+    checks.append(check_devices(probe))
     if (folder := model_cache_dir()) is not None:
+        checks.append(check_attention(probe, folder))
         models, compiled = folder / "models", compile_cache_dir(folder)
         checks += [
             check_folder("models", models, "the default model will be downloaded: 93 MB"),

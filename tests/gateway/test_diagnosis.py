@@ -27,6 +27,8 @@ from gateway.diagnosis import (
 )
 from gateway.jax_probe import Device, JaxProbe
 from gateway.machine import Machine
+from jaxengine.config import EngineConfig
+from kernels_pallas.choice import KernelChoice
 
 CPU = JaxProbe("cpu", (Device("cpu", "cpu", None),))
 GPU = JaxProbe("gpu", (Device("gpu", "H200", 139 * GIB),))
@@ -144,14 +146,30 @@ def test_a_gpu_that_jax_does_not_see_is_pointed_out(tmp_path: Path):
 
 def test_no_answer_from_jax_fails_devices_and_attention():
     assert check_devices(BROKEN) == Check("devices", "fail", "none", "driver hangs")
-    assert check_attention(BROKEN).status == "fail"
+    assert check_attention(BROKEN, Path("cache")).status == "fail"
 
 
-def test_the_attention_is_the_reference_and_on_a_gpu_that_is_said_to_be_slow():
-    assert check_attention(CPU).status == "ok"
-    check = check_attention(GPU)
-    assert (check.status, check.value) == ("warn", "XLA reference")
-    assert "not written yet" in check.why
+@pytest.mark.parametrize(
+    ("seen", "status", "value"),
+    [
+        (KernelChoice("native", "the first start compiles it"), "ok", "native"),
+        (KernelChoice("reference", "no compiler"), "warn", "reference, in XLA: correct but slower"),
+    ],
+)
+def test_the_attention_that_would_serve_is_told_with_its_reason(
+    seen: KernelChoice, status: str, value: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def foresee(**facts: object) -> KernelChoice:
+        asked.append(facts)
+        return seen
+
+    monkeypatch.setattr(diagnosis, "foresee_kernel", foresee)
+    assert check_attention(GPU, Path("cache")) == Check("attention", status, value, seen.reason)
+    folder = Path("cache/kernels")
+    block_size = EngineConfig().block_size
+    assert asked == [{"platform": "gpu", "block_size": block_size, "folder": folder}]
 
 
 def test_folders_tell_what_is_in_them(tmp_path: Path):

@@ -22,7 +22,7 @@ from attention_scene import (
     shuffled_blocks,
 )
 from jaxengine.weights.source import cache_dir
-from kernels_pallas.choice import KernelUnavailable
+from kernels_pallas.choice import KernelUnavailable, kernels_dir
 from kernels_pallas.native import new_kv_cache, write_kv
 from kernels_pallas.native_build import build_library, make_recipe
 
@@ -209,7 +209,7 @@ def test_one_thread_gives_the_bits_of_many(tmp_path):
 @pytest.mark.parametrize("defines", [("HEADRACE_NO_AMX",), ("HEADRACE_NO_AMX", "HEADRACE_NO_BF16")])
 def test_other_instructions_give_right_answers_too(defines):
     """What this machine would run if it had less; the self-test is independent of the kernel."""
-    recipe = make_recipe(cache_dir() / "kernels", defines=defines)
+    recipe = make_recipe(kernels_dir(cache_dir()), defines=defines)
     build_library(recipe)
     command = [sys.executable, "-m", "kernels_pallas.self_test", str(recipe.library)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=170)

@@ -52,7 +52,7 @@ def test_the_verdict_is_one_sentence(statuses: list, verdict: str):
 def test_the_diagnosis_is_printed_for_people(cache: Path):
     result = CliRunner().invoke(doctor, [])
     assert result.exit_code == 0, result.output
-    assert "XLA reference" in result.output
+    assert "attention" in result.output
     assert "This machine can run headrace serve" in result.output
 
 
