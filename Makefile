@@ -9,11 +9,12 @@ ARGS ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format-check lint types imports pytest format bench lock clean
+.PHONY: help setup run demo test check format-check lint types imports pytest format \
+	gpu-tools gpu-compile bench lock clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml requirements/lock.txt scripts/set_up scripts/find_python
 	@scripts/set_up $(VENV)
@@ -50,6 +51,16 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+GPU_TOOLS := .gpu-tools
+
+$(GPU_TOOLS): $(STAMP) requirements/cuda.txt scripts/set_up_gpu_tools
+	@scripts/set_up_gpu_tools $(VENV) $@
+
+gpu-tools: $(GPU_TOOLS)  ## Install what compiles for NVIDIA GPUs without one (265 MB, 711 on disk)
+
+gpu-compile: $(GPU_TOOLS)  ## Compile every GPU kernel, and whole steps, for GPUs that are not there
+	$(BIN)/pytest -m gpu_tools $(ARGS)
+
 bench: $(STAMP)  ## Start a server, measure it at 1, 8, 32 and 64 streams, stop it
 	@$(BIN)/python -m bench.local $(ARGS)
 
@@ -63,5 +74,5 @@ lock:  ## Resolve requirements/*.txt again (needs uv); commit the result after m
 	echo hatchling | $(COMPILE) - -c requirements/lock.txt -o requirements/build.txt
 
 clean:  ## Remove the environment and every cache of the tools
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(GPU_TOOLS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

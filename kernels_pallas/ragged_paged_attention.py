@@ -16,7 +16,7 @@ from typing import Protocol
 import jax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import native, reference, triton
+from kernels_pallas import mosaic_gpu, native, reference, triton
 from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -68,6 +68,7 @@ _IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {
     "reference": reference,
     "native": native,
     "triton": triton,
+    "mosaic_gpu": mosaic_gpu,
 }
 
 

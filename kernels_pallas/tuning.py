@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Phase", "TritonConfig", "triton_candidates", "triton_config"]
+__all__ = [
+    "MosaicConfig",
+    "Phase",
+    "TritonConfig",
+    "mosaic_candidates",
+    "mosaic_config",
+    "triton_candidates",
+    "triton_config",
+]
 
 Phase = Literal["decode", "prefill"]
 
@@ -29,6 +37,23 @@ class TritonConfig:
     tile: int
     num_warps: int
     num_stages: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MosaicConfig:
+    """Sizes of a kernel of the Mosaic GPU backend.
+
+    Attributes:
+        tile: context tokens per round of the online softmax; divides SPLIT_MULTIPLE.
+        num_slots: tiles of K, and of V, in shared memory.
+        num_readers: warpgroups that multiply, 64 rows each; the decode kernel has one.
+        num_programs: programs of the decode kernel.
+    """
+
+    tile: int = 64
+    num_slots: int
+    num_readers: int = 1
+    num_programs: int = 132
 
 
 # The first of each list is used.
@@ -68,3 +93,24 @@ def triton_candidates(phase: Phase, head_dim: int) -> Sequence[TritonConfig]:
 def triton_config(phase: Phase, head_dim: int) -> TritonConfig:
     """Return the sizes in use."""
     return triton_candidates(phase, head_dim)[0]
+
+
+_MOSAIC: Mapping[tuple[Phase, int], Sequence[MosaicConfig]] = {
+    ("decode", 64): (MosaicConfig(num_slots=4), MosaicConfig(num_slots=4, num_programs=264)),
+    ("decode", 128): (MosaicConfig(num_slots=4), MosaicConfig(num_slots=3)),
+    ("prefill", 64): (MosaicConfig(num_slots=3, num_readers=2),),
+    ("prefill", 128): (
+        MosaicConfig(num_slots=2, num_readers=2),
+        MosaicConfig(num_slots=3, num_readers=2),
+    ),
+}
+
+
+def mosaic_candidates(phase: Phase, head_dim: int) -> Sequence[MosaicConfig]:
+    """Return the sizes worth measuring, the one in use first; arguments as `triton_candidates`."""
+    return _MOSAIC[phase, head_dim]
+
+
+def mosaic_config(phase: Phase, head_dim: int) -> MosaicConfig:
+    """Return the sizes in use."""
+    return mosaic_candidates(phase, head_dim)[0]

@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 from jax.experimental import topologies
 from jax.sharding import (
     AbstractDevice,
@@ -20,6 +22,10 @@ from jax.sharding import (
     PartitionSpec,
     use_abstract_mesh,
 )
+
+from kernels_pallas.kv_cache import KVCache
+from kernels_pallas.ragged_paged_attention import ragged_paged_attention, write_kv
+from kernels_pallas.work_plan import AttentionBatch, max_decode_splits, max_prefill_tiles
 
 # Custom calls of the kernels, which `jax.export` wants to be named.
 CUSTOM_CALLS = ("__gpu$xla.gpu.triton", "mosaic_gpu_v2")
@@ -75,6 +81,50 @@ GPUS = {
         memory=24_000_000_000,
     ),
 }
+
+
+def layer_step(
+    kv_cache: KVCache, *, num_seqs: int = 8, num_tokens: int = 8
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A layer's write and attention, and the shapes of its arguments.
+
+    Four query heads share a kv head. With as many tokens as sequences there are only decodes.
+    """
+
+    def ints(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.int32)
+
+    def floats(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    batch = AttentionBatch(
+        slot_mapping=ints(num_tokens),
+        query_start_loc=ints(num_seqs + 1),
+        seq_lens=ints(num_seqs),
+        block_tables=ints(num_seqs, 64),
+        num_decodes=ints(),
+        prefill_tiles=ints(max_prefill_tiles(num_tokens, num_seqs), 4),
+        num_prefill_tiles=ints(),
+        decode_splits=ints(max_decode_splits(num_seqs), 3),
+        split_starts=ints(num_seqs + 1),
+    )
+    num_kv_heads, head_dim = kv_cache.data.shape[2], kv_cache.data.shape[4]
+
+    def step(q: Array, kv_cache: KVCache, batch: AttentionBatch, new: Array) -> Any:
+        kv_cache = write_kv(kv_cache, new, new, batch.slot_mapping, first_block=jnp.int32(0))
+        out = ragged_paged_attention(
+            q,
+            kv_cache,
+            batch,
+            first_block=jnp.int32(0),
+            num_kv_heads=num_kv_heads,
+            scale=0.1,
+            decode_only=num_tokens == num_seqs,
+        )
+        return out, kv_cache
+
+    q = floats(num_tokens, 4 * num_kv_heads, head_dim)
+    return step, (q, kv_cache, batch, floats(num_tokens, num_kv_heads, head_dim))
 
 
 def lower_for(kind: str, function: Callable[..., Any], *shapes: Any) -> str:

@@ -24,16 +24,12 @@ from attention_scene import (
     random_context,
     shuffled_blocks,
 )
-from gpu_target import GPUS, lower_for
+from gpu_target import GPUS, layer_step, lower_for
 from kernels_pallas.kv_cache import KVCache
-from kernels_pallas.ragged_paged_attention import (
-    new_kv_cache,
-    ragged_paged_attention,
-    write_kv,
-)
+from kernels_pallas.ragged_paged_attention import new_kv_cache
 from kernels_pallas.triton import attend
 from kernels_pallas.tuning import TritonConfig, triton_config
-from kernels_pallas.work_plan import AttentionBatch, max_decode_splits, max_prefill_tiles
+from kernels_pallas.work_plan import AttentionBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 
@@ -211,54 +207,10 @@ def test_caches_whose_offsets_the_backend_gets_wrong_are_refused(dtype):
             cache_of_bytes(gib, dtype)
 
 
-def decode_step(kv_cache: KVCache, num_seqs: int = 8, num_tokens: int = 8):
-    """A layer's attention, and the shapes that it takes."""
-    int32 = jnp.int32
-
-    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, int32)
-
-    batch = AttentionBatch(
-        slot_mapping=shape(num_tokens),
-        query_start_loc=shape(num_seqs + 1),
-        seq_lens=shape(num_seqs),
-        block_tables=shape(num_seqs, 64),
-        num_decodes=shape(),
-        prefill_tiles=shape(max_prefill_tiles(num_tokens, num_seqs), 4),
-        num_prefill_tiles=shape(),
-        decode_splits=shape(max_decode_splits(num_seqs), 3),
-        split_starts=shape(num_seqs + 1),
-    )
-    num_kv_heads, head_dim = kv_cache.data.shape[2], kv_cache.data.shape[4]
-
-    def step(q, kv_cache, batch, new):
-        kv_cache = write_kv(kv_cache, new, new, batch.slot_mapping, first_block=int32(0))
-        out = ragged_paged_attention(
-            q,
-            kv_cache,
-            batch,
-            first_block=int32(0),
-            num_kv_heads=num_kv_heads,
-            scale=0.1,
-            decode_only=num_tokens == num_seqs,
-        )
-        return out, kv_cache
-
-    def floats(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.float32)
-
-    return step, (
-        floats(num_tokens, 4 * num_kv_heads, head_dim),
-        kv_cache,
-        batch,
-        floats(num_tokens, num_kv_heads, head_dim),
-    )
-
-
 @pytest.mark.parametrize("gpu", list(GPUS))
 @pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
 def test_every_dtype_lowers_for_every_gpu(gpu, dtype):
-    step, shapes = decode_step(cache_of_bytes(1.0, dtype), num_tokens=128)
+    step, shapes = layer_step(cache_of_bytes(1.0, dtype), num_tokens=128)
     program = lower_for(gpu, step, *shapes)
     assert program.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
 
@@ -268,7 +220,7 @@ def test_large_caches_have_wide_offsets(dtype, monkeypatch):
     """The kernel as the compiler gets it: pointers into the cache, and how far they move."""
     offsets = {}
     for gib in (1.0, 9.0):
-        step, shapes = decode_step(cache_of_bytes(gib, dtype))
+        step, shapes = layer_step(cache_of_bytes(gib, dtype))
         printed = io.StringIO()
         pallas_call = jax.experimental.pallas.pallas_call
         with contextlib.redirect_stdout(printed), monkeypatch.context() as patch:
