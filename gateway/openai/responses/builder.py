@@ -93,7 +93,11 @@ class ResponseBuilder:
         details: IncompleteDetails | None = None
         match finish.reason:
             case "length":
-                status, details = "incomplete", IncompleteDetails("max_output_tokens")
+                is_dead_end = finish.stop_reason == "dead_end"
+                why: Literal["dead_end", "max_output_tokens"] = (
+                    "dead_end" if is_dead_end else "max_output_tokens"
+                )
+                status, details = "incomplete", IncompleteDetails(why)
             case "deadline":
                 status, details = "incomplete", IncompleteDetails("deadline")
             case "cancelled":

@@ -223,9 +223,9 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    """Why a response is shorter than the model wanted."""
+    """Why a response is shorter than the model wanted; at a dead end no token is allowed."""
 
-    reason: Literal["max_output_tokens", "deadline"]
+    reason: Literal["max_output_tokens", "deadline", "dead_end"]
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):

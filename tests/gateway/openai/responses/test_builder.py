@@ -51,7 +51,10 @@ def builder():
 
 def finish(reason="stop"):
     usage = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2)
-    return TextFinish(reason=reason, stop_reason=None, usage=usage, timing=TIMING)
+    stop_reason = None
+    if reason == "dead_end":
+        reason, stop_reason = "length", "dead_end"
+    return TextFinish(reason=reason, stop_reason=stop_reason, usage=usage, timing=TIMING)
 
 
 def build(*batches, reason="stop", **options):
@@ -160,6 +163,7 @@ def test_thoughts_text_and_calls_are_items_in_their_order():
     [
         ("stop", "completed", None),
         ("length", "incomplete", {"reason": "max_output_tokens"}),
+        ("dead_end", "incomplete", {"reason": "dead_end"}),
         ("deadline", "incomplete", {"reason": "deadline"}),
         ("cancelled", "cancelled", None),
     ],
