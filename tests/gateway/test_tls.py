@@ -1,3 +1,4 @@
+import asyncio
 import shutil
 import ssl
 import subprocess
@@ -58,6 +59,45 @@ async def test_a_server_speaks_tls_over_http_and_websocket(start_gateway, pems):
         await asked(gateway.url, client(pems, "second"))
     with pytest.raises(aiohttp.ClientError):
         await asked(gateway.url.replace("https", "http"), None)
+
+
+@needs_openssl
+async def test_slow_clients_are_closed_behind_tls_and_silent_websockets_are_not(
+    start_gateway, pems
+):
+    certificate = Certificate(pems / "first.crt", pems / "first.key")
+    gateway = await start_gateway(tls=certificate.context, header_timeout_s=0.5)
+    trusting = client(pems, "first")
+    async with (
+        aiohttp.ClientSession(gateway.url) as session,
+        session.ws_connect("/v1/stream", protocols=["headrace.v1.json"], ssl=trusting) as ws,
+    ):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", gateway.server.port, ssl=trusting
+        )
+        writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+        await ws.receive()
+        await ws.send_json({"type": "ping", "t": 1})
+        assert '"pong"' in (await ws.receive()).data
+
+
+@needs_openssl
+async def test_a_stop_says_goodbye_behind_tls_too(start_gateway, pems):
+    gateway = await start_gateway(tls=Certificate(pems / "first.crt", pems / "first.key").context)
+    async with (
+        aiohttp.ClientSession(gateway.url) as session,
+        session.ws_connect(
+            "/v1/stream", protocols=["headrace.v1.json"], ssl=client(pems, "first")
+        ) as ws,
+    ):
+        await ws.receive()
+        stopping = asyncio.create_task(gateway.server.stop())
+        assert '"goaway"' in (await ws.receive()).data
+        assert (await ws.receive()).type is aiohttp.WSMsgType.CLOSE
+        assert ws.close_code == 1012
+        await stopping
 
 
 @needs_openssl
