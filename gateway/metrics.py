@@ -74,6 +74,7 @@ class Metrics:
 
     Attributes:
         websockets_open: gauge for the websocket handler to move.
+        streams_waiting, resume_bytes: gauges of the streams that can be resumed.
     """
 
     def __init__(self, model_name: str, *, prefix: str = METRICS_PREFIX) -> None:
@@ -111,12 +112,14 @@ class Metrics:
         self._rejected = self._counter(
             "requests_rejected", "Requests that were refused, by reason.", "reason"
         )
-        self.websockets_open: Gauge = Gauge(
-            f"{METRICS_PREFIX}_websockets_open",
-            "Open websocket connections.",
-            ["model_name"],
-            registry=self._registry,
-        ).labels(**self._labels)
+        self.websockets_open = self._gauge("websockets_open", "Open websocket connections.")
+        self.streams_waiting = self._gauge(
+            "streams_waiting_for_resume", "Streams that have lost their connection, or ended on it."
+        )
+        self.resume_bytes = self._gauge(
+            "resume_bytes",
+            "Output kept of streams to send it again after their connection is lost.",
+        )
         if prefix == "vllm":
             self._registry.register(_VllmNames(self._families))
 
@@ -175,6 +178,10 @@ class Metrics:
         )
         self._families.append(histogram)
         return histogram.labels(**self._labels)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(f"{METRICS_PREFIX}_{name}", text, ["model_name"], registry=self._registry)
+        return gauge.labels(**self._labels)
 
     def _counter(self, name: str, text: str, label: str) -> Counter:
         counter = Counter(

@@ -27,6 +27,8 @@ class DoorOptions(TypedDict):
     header_timeout: float
     body_timeout: float
     send_timeout: float
+    resume_ttl: float
+    resume_memory_bytes: int
     keepalive_timeout: float
     log_level: str
     log_format: LogFormat
@@ -96,6 +98,19 @@ DOOR = (
         default=30.0,
         type=PositiveNumber(),
         help="Seconds after which a client that takes nothing is cut off.",
+    ),
+    click.option(
+        "--resume-ttl",
+        default=30.0,
+        type=PositiveNumber(),
+        help="Seconds for which a resumable stream waits after its connection was lost.",
+    ),
+    click.option(
+        "--resume-memory-bytes",
+        default=64 << 20,
+        show_default="64M",
+        type=ByteSize(),
+        help="Output kept of all streams to send it again after that.",
     ),
     click.option(
         "--keepalive-timeout",

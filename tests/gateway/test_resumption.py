@@ -3,10 +3,8 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fakes import EOS, FakeEngine
+from fakes import FakeEngine
 from gateway.connections import STREAM_CONNECTIONS, begin_drain
 from gateway.resumption import RESUME_STORE
 from stream_app import RawStream, serve_streams, start, until
@@ -374,79 +372,3 @@ async def test_without_anything_to_resume_a_draining_server_takes_no_connection(
             headers={"Upgrade": "websocket", "Sec-WebSocket-Protocol": "headrace.v1.json"},
         )
         assert response.status == 503
-
-
-# ---- any cut, anywhere -------------------------------------------------------------------------
-
-TEXT = "Grüße, 世界! 😀 fine"
-
-CUTS = st.lists(
-    st.tuples(
-        st.integers(0, 6),  # steps of the engine whose messages arrive
-        st.integers(0, 3),  # steps whose messages are lost on the way
-        st.integers(0, 6),  # steps while nobody is there
-    ),
-    max_size=8,
-)
-
-
-def produced(engine: FakeEngine) -> str:
-    """Return the whole characters that the engine has made so far."""
-    return TEXT.encode()[: engine.generation_tokens].decode(errors="ignore")
-
-
-class Reader:
-    """A client that knows what it has, and reads only what must come."""
-
-    def __init__(self):
-        self.text, self.ids, self.seq, self.done = "", [], -1, None
-
-    async def read_up_to_date(self, stream: RawStream, engine: FakeEngine) -> None:
-        while self.done is None and (self.text != produced(engine) or engine.num_active == 0):
-            message = await stream.receive()
-            if message["type"] == "done":
-                self.done = message
-            else:
-                assert message["seq"] > self.seq
-                self.seq = message["seq"]
-                self.text += message["text"]
-                self.ids += message["token_ids"]
-
-    def state(self):
-        return self.text, list(self.ids), self.seq, self.done
-
-
-@settings(max_examples=30, deadline=None)
-@given(cuts=CUTS, encoding=st.sampled_from(["json", "msgpack"]))
-async def test_the_text_is_the_same_wherever_the_socket_is_cut(cuts, encoding):
-    engine = FakeEngine()
-    engine.script_all(TEXT)
-    engine.hold()
-    reader, token = Reader(), ""
-    async with serve_streams(engine) as gateway:
-        for num_taken, num_lost, num_alone in [*cuts, (len(TEXT.encode()) + 1, 0, 0)]:
-            async with gateway.connect(encoding) as stream:
-                if token == "":
-                    await stream.send({**resumable(max_tokens=100), "return_token_ids": True})
-                    token = (await stream.receive())["resume_token"]
-                else:
-                    await stream.send(resume(token, reader.seq))
-                    assert (await stream.receive())["type"] == "resumed"
-                    await reader.read_up_to_date(stream, engine)
-                for _ in range(num_taken):
-                    engine.step()
-                    await reader.read_up_to_date(stream, engine)
-                arrived = reader.state()
-                for _ in range(num_lost):
-                    engine.step()
-                    await reader.read_up_to_date(stream, engine)
-                reader.text, reader.ids, reader.seq, reader.done = arrived
-                await cut_and_wait(gateway, stream)
-            engine.step(num_alone)
-            if reader.done is not None:
-                break
-        engine.release()
-    assert reader.text == TEXT
-    assert reader.ids == [*TEXT.encode(), EOS]
-    assert reader.done["seq"] == reader.seq + 1
-    assert reader.done["usage"]["completion_tokens"] == len(TEXT.encode()) + 1  # and the end
