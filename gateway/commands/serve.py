@@ -217,6 +217,8 @@ def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
             header_timeout_s=options["header_timeout"],
             body_read_timeout_s=options["body_timeout"],
             send_timeout_s=options["send_timeout"],
+            resume_ttl_s=options["resume_ttl"],
+            resume_total_bytes=options["resume_memory_bytes"],
             keepalive_timeout_s=options["keepalive_timeout"],
         )
     except ValueError as error:
