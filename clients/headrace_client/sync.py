@@ -37,6 +37,7 @@ class Client:
         self,
         base_url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         encoding: EncodingName = "json",
         timeout: Timeouts | float | None = Timeouts(),  # noqa: B008 (frozen)
         max_retries: int = 2,
@@ -44,7 +45,12 @@ class Client:
     ) -> None:
         """Connect to nothing yet; arguments and errors as for `AsyncClient`."""
         self._client = AsyncClient(
-            base_url, encoding=encoding, timeout=timeout, max_retries=max_retries, resume=resume
+            base_url,
+            api_key=api_key,
+            encoding=encoding,
+            timeout=timeout,
+            max_retries=max_retries,
+            resume=resume,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
