@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 from gateway.callers import Caller
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.generation import ChatMessage, GenerationRequest, Timing, Usage
+from gateway.token_fields import TokenFields
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -66,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=F
     content: str
 
 
-class StartRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StartRequest(TokenFields, frozen=True, kw_only=True, omit_defaults=True):
     """What to generate; ranges are checked where requests of every wire format are prepared."""
 
     prompt: str | list[TokenId] | None = None
@@ -418,6 +419,7 @@ def generation_request(request: StartRequest, *, caller: Caller) -> GenerationRe
             request.include_stop_str_in_output, default.include_stop_str_in_output
         ),
         ignore_eos=_either(request.ignore_eos, default.ignore_eos),
+        tokens=request.wishes(),
         cache_salt=request.cache_salt,
         tenant=caller.tenant_of(request.tenant),
         account=caller.account,

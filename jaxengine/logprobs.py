@@ -21,7 +21,14 @@ from jaxengine.models.layers import row_sum
 from jaxengine.outputs import TokenLogprobs
 from jaxengine.sampling_params import MAX_LOGPROBS
 
-__all__ = ["NUM_FIELDS", "prompt_logprobs", "read_logprobs", "token_logprobs"]
+__all__ = [
+    "NUM_FIELDS",
+    "likeliest",
+    "prompt_logprobs",
+    "read_logprobs",
+    "token_logprobs",
+    "with_tokens",
+]
 
 NUM_FIELDS = 1 + 2 * MAX_LOGPROBS
 
@@ -30,20 +37,33 @@ def token_logprobs(
     logits_SV: Float[Array, "S V"], token_ids_S: Int[Array, "S"]
 ) -> Int[Array, "S F"]:
     """Return the row of each of these tokens."""
+    return with_tokens(likeliest(logits_SV), logits_SV, token_ids_S)
+
+
+def likeliest(logits_SV: Float[Array, "S V"]) -> Int[Array, "S F"]:
+    """Return rows that lack their token: the likeliest ones, and the bits of log(sum(exp))."""
     top_S1 = jnp.max(logits_SV, axis=-1, keepdims=True)
     total_S1 = (top_S1[:, 0] + jnp.log(row_sum(jnp.exp(logits_SV - top_S1))))[:, None]
     num_top = min(MAX_LOGPROBS, logits_SV.shape[-1])
     values_SK, ids_SK = lax.top_k(logits_SV, num_top)
-    chosen_S1 = jnp.take_along_axis(logits_SV, token_ids_S[:, None], axis=1)
     rest = [(0, 0), (0, MAX_LOGPROBS - num_top)]  # of a vocabulary smaller than that
     return jnp.concatenate(
         [
-            _bits(chosen_S1 - total_S1),
+            _bits(total_S1),
             jnp.pad(ids_SK, rest),
             jnp.pad(_bits(values_SK - total_S1), rest),
         ],
         axis=1,
     )
+
+
+def with_tokens(
+    likely_SF: Int[Array, "S F"], logits_SV: Float[Array, "S V"], token_ids_S: Int[Array, "S"]
+) -> Int[Array, "S F"]:
+    """Return the row of each of these tokens, from what `likeliest` said."""
+    total_S1 = lax.bitcast_convert_type(likely_SF[:, :1], jnp.float32)
+    chosen_S1 = jnp.take_along_axis(logits_SV, token_ids_S[:, None], axis=1)
+    return likely_SF.at[:, :1].set(_bits(chosen_S1 - total_S1))
 
 
 def prompt_logprobs(

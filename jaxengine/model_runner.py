@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -17,19 +18,19 @@ from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import DeviceState, new_device_state
-from jaxengine.logit_rules import apply_rules
-from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs, read_logprobs, token_logprobs
+from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs, read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from jaxengine.next_token import next_tokens
 from jaxengine.outputs import ItemLogprobs
+from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
-from jaxengine.sampling import sample
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
-__all__ = ["JaxModelRunner"]
+__all__ = ["JaxModelRunner", "StepResults", "make_step"]
 
 
-class _Results(NamedTuple):
+class StepResults(NamedTuple):
     """What a step computes for the host; the host fetches only what somebody wants.
 
     Attributes:
@@ -43,6 +44,61 @@ class _Results(NamedTuple):
     prompt_logprobs: Int[Array, "T F"]
 
 
+def make_step(
+    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
+) -> Callable[
+    [list[Array], DeviceState, Int[Array, "_"], RuleArrays], tuple[DeviceState, StepResults]
+]:
+    """Return one bucket's step, to be compiled with its second argument donated.
+
+    Args:
+        graph: of the decoder.
+        tree: of its weights, whose leaves are the step's first argument.
+        layout: of the bucket.
+    """
+
+    def step(
+        weights: list[Array], state: DeviceState, packed: Int[Array, "_"], rules: RuleArrays
+    ) -> tuple[DeviceState, StepResults]:
+        decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        batch = layout.unpack(packed)
+        token_ids_T = pick_token_ids(batch.token_ids, state.last_token)
+        hidden_TD, kv_cache = decoder(
+            token_ids_T,
+            batch.positions,
+            state.kv_cache,
+            batch.attention,
+            decode_only=layout.bucket.decode_only,
+        )
+        ends_S = batch.sample_indices
+        logits_SV = decoder.logits(hidden_TD[ends_S])
+        pending_S = jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1)
+        sampled_S, logprobs_SF = next_tokens(
+            logits_SV,
+            batch,
+            rules,
+            pending_S,
+            compute_logits=lambda: decoder.logits(hidden_TD[ends_S]),
+        )
+        last_token = state.last_token.at[batch.rows].set(sampled_S)
+        results = StepResults(
+            sampled=sampled_S,
+            logprobs=logprobs_SF,
+            prompt_logprobs=lax.cond(
+                batch.any_targets,
+                lambda: prompt_logprobs(
+                    hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
+                ),
+                lambda: jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32),
+            )
+            if batch.targets.size
+            else jnp.zeros((0, NUM_FIELDS), jnp.int32),
+        )
+        return DeviceState(kv_cache, last_token), results
+
+    return step
+
+
 class JaxModelRunner:
     """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
 
@@ -50,7 +106,14 @@ class JaxModelRunner:
     Never: called by any but the engine thread after `warm_up`.
     """
 
-    def __init__(self, decoder: Decoder, model: ModelConfig, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        model: ModelConfig,
+        config: EngineConfig,
+        *,
+        programs_dir: Path | None = None,
+    ) -> None:
         self._model = model
         self._config = config
         self._graph, weights = nnx.split(decoder)
@@ -70,6 +133,11 @@ class JaxModelRunner:
             num_seqs: self._rule_layout(num_seqs).resident()
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
+        self._store = None
+        if programs_dir is not None:
+            shapes = jax.eval_shape(lambda x: x, (self._weights, self._state))
+            facts = (repr(model), repr(jax.tree.structure(shapes)), repr(jax.tree.leaves(shapes)))
+            self._store = ProgramStore(programs_dir, facts=facts)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -97,10 +165,10 @@ class JaxModelRunner:
             progress: called with (programs ready, programs in all).
         """
         layouts = self._builder.layouts
-        # Tracing holds the interpreter lock, compiling does not.
+        # Tracing holds the interpreter lock; compiling and loading do not.
         pool = ThreadPoolExecutor(max_workers=2)
         try:
-            jobs = [(layout, pool.submit(self.lower(layout).compile)) for layout in layouts]
+            jobs = [(layout, pool.submit(self._program, layout)) for layout in layouts]
             for index, (layout, job) in enumerate(jobs):
                 self._programs[layout.bucket] = job.result()
                 if progress is not None:
@@ -115,53 +183,19 @@ class JaxModelRunner:
         """Stop counting compilations."""
         self._guard.disarm()
 
+    def _program(self, layout: BatchLayout) -> jax.stages.Compiled:
+        """Return a bucket's program, from the store if it is there."""
+        rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
+        fact = repr((layout, rules))
+        kept = None if self._store is None else self._store.load(fact)
+        program = kept or self.lower(layout).compile()
+        if self._store is not None and kept is None:
+            self._store.save(fact, program)
+        return program
+
     def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace one bucket's step and lower it to the compiler's input."""
-        graph, tree = self._graph, self._weights_tree
-
-        def step(
-            weights: list[Array], state: DeviceState, packed: Int[Array, "_"], rules: RuleArrays
-        ) -> tuple[DeviceState, _Results]:
-            decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
-            batch = layout.unpack(packed)
-            token_ids_T = pick_token_ids(batch.token_ids, state.last_token)
-            hidden_TD, kv_cache = decoder(
-                token_ids_T,
-                batch.positions,
-                state.kv_cache,
-                batch.attention,
-                decode_only=layout.bucket.decode_only,
-            )
-            logits_SV = decoder.logits(hidden_TD[batch.sample_indices])
-            ends_S = batch.sample_indices
-            pending_S = jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1)
-            any_rules = batch.rules.any_biased | batch.rules.any_penalized | batch.rules.any_masked
-            ruled_SV = lax.cond(
-                any_rules,
-                lambda: apply_rules(logits_SV, batch.rules, rules, pending_S),
-                lambda: logits_SV,
-            )
-            sampled_S = sample(ruled_SV, batch.sampling)
-            last_token = state.last_token.at[batch.rows].set(sampled_S)
-            results = _Results(
-                sampled=sampled_S,
-                logprobs=lax.cond(
-                    batch.any_logprobs,
-                    lambda: token_logprobs(logits_SV, sampled_S),
-                    lambda: jnp.zeros((layout.bucket.num_seqs, NUM_FIELDS), jnp.int32),
-                ),
-                prompt_logprobs=lax.cond(
-                    batch.any_targets,
-                    lambda: prompt_logprobs(
-                        hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
-                    ),
-                    lambda: jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32),
-                )
-                if batch.targets.size
-                else jnp.zeros((0, NUM_FIELDS), jnp.int32),
-            )
-            return DeviceState(kv_cache, last_token), results
-
+        step = make_step(self._graph, self._weights_tree, layout)
         packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
         rules = self._no_rules[layout.bucket.num_seqs]
         return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed, rules)
@@ -191,9 +225,9 @@ class JaxModelRunner:
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
-    def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> _Results:
+    def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
         program = self._programs[layout.bucket]
-        results: _Results
+        results: StepResults
         self._state, results = program(self._weights, self._state, packed, rules)
         return results
 
@@ -205,7 +239,7 @@ class _JaxStep:
     """A launched step whose tokens are on their way to the host."""
 
     def __init__(
-        self, results: _Results, step: PackedStep, items: Sequence[ScheduledRequest]
+        self, results: StepResults, step: PackedStep, items: Sequence[ScheduledRequest]
     ) -> None:
         self._results = results
         self._step = step

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxengine.batch import SamplingBatch
 from jaxengine.models.layers import project, row_sum
 
-__all__ = ["NUM_CANDIDATES", "REMOVED", "sample"]
+__all__ = ["NUM_CANDIDATES", "REMOVED", "sample", "suppress"]
 
 # Most likely tokens that top-k and top-p look at first. Rows that need more take a slower path.
 NUM_CANDIDATES = 256
@@ -27,12 +27,10 @@ REMOVED = -1e30
 
 
 def sample(logits_SV: Float[Array, "S V"], sampling: SamplingBatch) -> Int[Array, "S"]:
-    """Return one token id per sequence; rows with temperature 0 get their first largest logit."""
-    logits_SV = lax.cond(
-        sampling.any_suppressed,
-        lambda: _suppress(logits_SV, sampling.suppressed_ids),
-        lambda: logits_SV,
-    )
+    """Return one token id per sequence; rows with temperature 0 get their first largest logit.
+
+    It does not look at `suppressed_ids`.
+    """
     greedy_S = _first_largest(logits_SV)
     drawn_S = lax.cond(sampling.any_random, lambda: _draw(logits_SV, sampling), lambda: greedy_S)
     return jnp.where(sampling.temperature > 0, drawn_S, greedy_S)
@@ -46,7 +44,8 @@ def _first_largest(x_SV: Float[Array, "S V"]) -> Int[Array, "S"]:
     return jnp.min(jnp.where(is_largest_SV, ids_V, x_SV.shape[-1] - 1), axis=-1)
 
 
-def _suppress(logits_SV: Array, ids_SI: Int[Array, "S I"]) -> Array:
+def suppress(logits_SV: Float[Array, "S V"], ids_SI: Int[Array, "S I"]) -> Float[Array, "S V"]:
+    """Return the logits without these ids; -1 stands for none."""
     vocab = logits_SV.shape[-1]
     seqs = jnp.arange(ids_SI.shape[0])[:, None]
     # Unused entries point past the end and are dropped.

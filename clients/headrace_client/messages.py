@@ -47,6 +47,13 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     include_stop_str_in_output: bool | None
     ignore_eos: bool | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[str, float] | None
+    bad_words: Sequence[str] | None
+    allowed_token_ids: Sequence[int] | None
+    structured_outputs: Mapping[str, object] | None
     cache_salt: str | None
     tenant: str | None
     priority: int | None

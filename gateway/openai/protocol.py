@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.generation import Timing
+from gateway.token_fields import TokenFields
 
 __all__ = [
     "AnyChoice",
@@ -35,7 +36,6 @@ __all__ = [
     "ResponseFormat",
     "SamplingBody",
     "StreamOptions",
-    "StructuredOutputs",
     "TokenLogprob",
     "ToolBody",
     "ToolCall",
@@ -72,18 +72,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True):
-    """What an answer must look like, in vLLM's words: one of these."""
-
-    json: str | dict[str, object] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: object = None
-
-
-class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingBody(TokenFields, frozen=True, kw_only=True):
     """Fields that both generating endpoints share."""
 
     model: str | None = None
@@ -99,16 +88,9 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, object] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

@@ -1,7 +1,7 @@
 """From the fields that both generating endpoints share to generation requests."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gateway.callers import Caller
 from gateway.config import GatewayConfig
@@ -13,9 +13,8 @@ from gateway.generation import (
     TextGenerator,
 )
 from gateway.openai.protocol import SamplingBody, WireFinish
-from gateway.openai.structure import structure_of
+from gateway.openai.structure import structures_of_body
 from gateway.prompts import Prompt
-from gateway.token_wishes import TokenWishes
 
 __all__ = [
     "check_model",
@@ -90,7 +89,11 @@ def generation_requests(
         prompt="",
         max_tokens=1 if prompt_only else max_tokens,
         prompt_only=prompt_only,
-        tokens=_token_wishes(body, logprobs, echo=echo),
+        tokens=body.wishes(
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if echo else None,
+            structures=structures_of_body(body),
+        ),
         min_tokens=body.min_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=0 if body.top_k in (None, -1) else body.top_k,  # -1 is what vLLM's clients send
@@ -109,32 +112,6 @@ def generation_requests(
         deadline_s=body.deadline,
     )
     return [dataclasses.replace(template, prompt=prompt) for prompt in prompts]
-
-
-def _token_wishes(body: SamplingBody, logprobs: int | None, *, echo: bool) -> TokenWishes:
-    penalty = body.repetition_penalty
-    return TokenWishes(
-        logprobs=logprobs,
-        prompt_logprobs=logprobs if echo else None,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if penalty is None else penalty,
-        logit_bias=_logit_bias(body.logit_bias or {}),
-        bad_words=tuple(body.bad_words or ()),
-        allowed_token_ids=tuple(body.allowed_token_ids) if body.allowed_token_ids else None,
-        structure=structure_of(body),
-    )
-
-
-def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """Return biases by token id; JSON has only text for keys."""
-    for key in biases:
-        if not (key.isascii() and key.isdecimal() and len(key) < 10):
-            raise InvalidRequest(
-                f"logit_bias: '{key[:40]}' is not a token id", param=f"logit_bias.{key[:40]}"
-            )
-    # "7" and "07" are the same token: the last one counts, as with keys that are equal.
-    return tuple({int(key): bias for key, bias in biases.items()}.items())
 
 
 async def prepare_all(

@@ -6,14 +6,17 @@ import pytest
 
 from compile_cache import use_compile_cache
 from jaxengine.batch import SamplingBatch
-from jaxengine.sampling import NUM_CANDIDATES, sample
+from jaxengine.sampling import NUM_CANDIDATES, sample, suppress
 
 NUM_SEQS = 256  # rows of one call; the same distribution at as many positions
 NUM_SUPPRESSED = 4
 NUM_DRAWS = 6400
 RARE = 0.004  # a token this likely is missed by that many draws once in 10^11
 
-sample_jit = jax.jit(sample)
+
+@jax.jit
+def sample_jit(logits, batch):
+    return sample(suppress(logits, batch.suppressed_ids), batch)
 
 
 @pytest.fixture(autouse=True)

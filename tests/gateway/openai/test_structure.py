@@ -5,14 +5,15 @@ import pytest
 
 from gateway.errors import InvalidRequest
 from gateway.openai.protocol import CompletionBody
-from gateway.openai.structure import structure_of
+from gateway.openai.structure import structures_of_body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
 
 def structure(**fields):
-    return structure_of(msgspec.convert({"prompt": "x", **fields}, CompletionBody))
+    body = msgspec.convert({"prompt": "x", **fields}, CompletionBody)
+    return body.wishes(structures=structures_of_body(body)).structure
 
 
 @pytest.mark.parametrize(
