@@ -40,7 +40,7 @@ class TokenRules:
         self._end_token_ids = frozenset(end_token_ids)
         self._generated: list[int] = []
         self._matcher: Matcher | None = None
-        self._allowed = 0  # a bit for each token that the last mask allows
+        self._allowed = -1  # a bit for each token that the last mask allows
         self._always_allowed: int | None = None
 
     def mask(self, num_bytes: int) -> bytes:

@@ -158,3 +158,39 @@ async def test_a_failure_in_mid_stream_is_raised(gateway, client):
     gateway.engine.fail_requests()
     with pytest.raises(openai.APIError, match="the step failed"):
         await anext(stream)
+
+
+async def test_log_probabilities_of_both_endpoints(client):
+    chat = await client.chat.completions.create(
+        model="tiny", messages=[USER], max_tokens=2, logprobs=True, top_logprobs=2
+    )
+    content = chat.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == ANSWER[:2]
+    assert [len(entry.top_logprobs) for entry in content] == [2, 2]
+    assert bytes(content[0].bytes).decode() == ANSWER[0]
+    text = await client.completions.create(
+        model="tiny", prompt="Hi!", max_tokens=2, logprobs=1, echo=True
+    )
+    told = text.choices[0].logprobs
+    assert text.choices[0].text == "Hi!de"
+    assert told.tokens == ["H", "i", "!", "d", "e"]
+    assert told.token_logprobs[0] is None
+    assert told.text_offset == [0, 1, 2, 3, 4]
+
+
+async def test_penalties_biases_and_a_format_are_taken(gateway, client):
+    await client.chat.completions.create(
+        model="tiny",
+        messages=[USER],
+        max_tokens=2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"65": 1},
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+        extra_body={"repetition_penalty": 1.1, "bad_words": ["x"]},
+    )
+    [(_, params)] = gateway.engine.submitted
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
+    assert (params.repetition_penalty, params.logit_bias) == (1.1, ((65, 1.0),))
+    assert params.bad_words == ((120,), (32, 120))
+    assert params.grammar is not None

@@ -1,4 +1,4 @@
-from jaxengine.outputs import RequestTiming
+from jaxengine.outputs import ItemLogprobs, RequestTiming, TokenLogprobs
 from jaxengine.request import Request, RequestStatus
 from jaxengine.sampling_params import SamplingParams
 
@@ -65,3 +65,41 @@ def test_the_times_of_a_finished_request_add_up():
         num_cached_tokens=2,
         num_preemptions=1,
     )
+
+
+def logprobs_of(*values):
+    return tuple(TokenLogprobs(value, ()) for value in values)
+
+
+def test_log_probabilities_are_told_once_and_those_of_the_prompt_together():
+    params = SamplingParams(max_tokens=5, logprobs=0, prompt_logprobs=0)
+    request = Request("r", (1, 2, 3), params, seed=9, arrival_time_s=10.0)
+    request.set_limits(eos_token_ids=(), max_model_len=20)
+    assert request.lacks_prompt_logprobs
+    first, second, third = logprobs_of(-1.0, -2.0, -3.0)
+    request.note_logprobs(ItemLogprobs(None, 1, (first,)))
+    assert request.lacks_prompt_logprobs
+    # A preemption: the beginning comes again.
+    request.note_logprobs(ItemLogprobs(third, 1, (first, second)))
+    assert not request.lacks_prompt_logprobs
+    assert request.append(7, 11.0) is None
+    told = request.output(11.0, (7,))
+    assert (told.new_logprobs, told.prompt_logprobs) == ((third,), (None, first, second))
+    request.note_logprobs(ItemLogprobs(first, 0, ()))
+    assert request.append(8, 12.0) is None
+    told = request.output(12.0, (8,))
+    assert (told.new_logprobs, told.prompt_logprobs) == ((first,), None)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_compute_for_its_log_probabilities():
+    params = SamplingParams(max_tokens=5, prompt_logprobs=0)
+    request = Request("r", (1,), params, seed=9, arrival_time_s=10.0)
+    assert not request.lacks_prompt_logprobs
+    assert request.append(7, 11.0) is None
+    assert request.output(11.0, (7,)).prompt_logprobs == (None,)
+
+
+def test_requests_without_rules_carry_none():
+    request = make_request()
+    request.set_limits(eos_token_ids=(), max_model_len=20)
+    assert request.rules is None
