@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -27,6 +28,7 @@ from jaxengine.token_engine import EngineLimits
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
 from kernels_pallas.choice import KernelChoice, choose_kernel, kernels_dir
+from kernels_pallas.gpu_choice import GpuUse
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 __all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
@@ -212,6 +214,7 @@ def build_engine(
     eos_token_ids: Collection[int] = (),
     weights_progress: Progress | None = None,
     compile_progress: Progress | None = None,
+    programs_dir: Path | None = None,
 ) -> BuiltEngine:
     """Load the weights, compile every bucket, and return the engine, not started yet.
 
@@ -222,6 +225,7 @@ def build_engine(
         eos_token_ids: ids that end an answer besides those that the configuration names.
         weights_progress: called with (tensors loaded, in all).
         compile_progress: called with (programs ready, in all).
+        programs_dir: where compiled programs are kept for the next start; None keeps none.
 
     Raises:
         ModelError: the model cannot be run as asked.
@@ -230,12 +234,12 @@ def build_engine(
     model = ModelConfig.from_hf(checkpoint.hf_config)
     all_eos = tuple(sorted({*model.eos_token_ids, *eos_token_ids}))
     model = replace(model, eos_token_ids=all_eos)
-    attention = _choose_attention(options)
+    attention = _choose_attention(options, model)
     config, clamped_from = plan_engine(
         options, model, memory_bytes=memory_bytes, kernel=attention.kernel
     )
     decoder = load_decoder(model, checkpoint, dtype=config.dtype, progress=weights_progress)
-    runner = JaxModelRunner(decoder, model, config)
+    runner = JaxModelRunner(decoder, model, config, programs_dir=programs_dir)
     runner.warm_up(progress=compile_progress)
     limits = EngineLimits(
         max_model_len=config.max_model_len,
@@ -266,13 +270,20 @@ def build_engine(
     )
 
 
-def _choose_attention(options: EngineOptions) -> KernelChoice:
+def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoice:
     """Choose the kernel of the attention, and make it known to XLA."""
+    platform = jax.default_backend()
+    gpu = GpuUse(
+        device=jax.devices()[0].device_kind,
+        kv_cache_dtype=resolve_kv_cache_dtype(options.kv_cache_dtype, options.dtype),
+        head_dim=model.head_dim,
+    )
     choice = choose_kernel(
         options.attention_kernel,
-        platform=jax.default_backend(),
+        platform=platform,
         block_size=options.block_size,
         folder=kernels_dir(cache_dir()),
+        gpu=gpu if platform == "gpu" else None,
     )
     if choice.library is not None:
         native.load(choice.library)

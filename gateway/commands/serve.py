@@ -79,10 +79,10 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     if port_file is not None:
         prepare_port_file(port_file)
     source = None if chat_template is None else _read_template(chat_template)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     with download_bar(model or DEFAULT_ALIAS) as progress:
         files = resolve_model(model, progress=progress)
     config = _gateway_config(options, model_name=files.name)
-    _use_compile_cache()
     keep_freed_memory()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
@@ -100,6 +100,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
                 eos_token_ids=tokenizer.eos_ids,
                 weights_progress=weights,
                 compile_progress=compiling,
+                programs_dir=_programs_dir(),
             )
         except ValueError as error:
             raise click.UsageError(as_options(str(error))) from error
@@ -232,8 +233,8 @@ def _read_template(path: Path) -> str:
         raise click.ClickException(f"cannot read --chat-template {path}: {error}") from error
 
 
-def _use_compile_cache() -> None:
-    """Keep compiled programs between runs: a warm start loads them instead of compiling."""
+def _programs_dir() -> Path | None:
+    """Return where compiled programs are kept for the next start; None if they cannot be."""
     directory = compile_cache_dir(cache_dir())
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -242,10 +243,10 @@ def _use_compile_cache() -> None:
         logger.warning(
             "every start will compile: programs cannot be kept in %s: %s", directory, reason(error)
         )
-        return
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        return None
+    # Our programs include what JAX's own cache would do, and more; see program_store.
+    jax.config.update("jax_compilation_cache_dir", None)
+    return directory
 
 
 def _describe(console: Console, name: str, built: BuiltEngine) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from attention_kernels import ready_kernel
 from attention_scene import KV_CACHE_DTYPES
+from compile_cache import without_compile_cache
 from engine_builder import ENGINE_CONFIG, random_decoder, warm_random_runner, warm_runner
 from jaxengine.batch import BatchLayout
 from jaxengine.buckets import Bucket
@@ -92,6 +93,22 @@ def test_warming_up_times_every_bucket(warm):
     times_s = warm.runner.bucket_times_s
     assert list(times_s) == warm.runner.buckets
     assert min(times_s.values()) > 0
+
+
+def test_a_second_start_compiles_nothing_and_answers_the_same(tmp_path, monkeypatch):
+    decoder, model = random_decoder("float32")
+    config = replace(ENGINE_CONFIG, max_num_seqs=8, max_num_batched_tokens=64, token_buckets=(64,))
+    step = step_of(item(PROMPT, 0, 20))
+    with without_compile_cache():
+        first = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
+        first.warm_up()
+        expected = first.execute(step).result()
+        first.close()
+        monkeypatch.setattr(JaxModelRunner, "lower", None)
+        second = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
+        second.warm_up()
+        assert second.execute(step).result() == expected
+        second.close()
 
 
 def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():

@@ -1,0 +1,132 @@
+"""Compiled steps between runs: a warm start loads them, without tracing anything again.
+
+JAX's own compilation cache is keyed by what tracing gives, so every start has to trace all
+programs first: half a second each, while the interpreter can do nothing else. Here a program lies
+under a key of all that its trace depends on: the packages' source, the versions of what they are
+built on, the machine, and the shapes at hand. The two do not go together: on the CPU a program
+that JAX has loaded from its cache cannot be serialized again (it comes back without its functions).
+
+Programs are pickled, as JAX does it. The folder must belong to the user alone, like every cache of
+code; what is damaged is compiled anew.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+from jax.experimental import serialize_executable
+
+__all__ = ["ProgramStore"]
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = (Path(__file__).parent, Path(__file__).parent.parent / "kernels_pallas")
+SOURCE_SUFFIXES = (".py", ".cc", ".h")
+LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+# Beyond this, what was not used for longest goes.
+MOST_BYTES = 1 << 29
+
+
+class ProgramStore:
+    """A folder of compiled programs.
+
+    Args:
+        folder: made when there is something to keep.
+        facts: what all of them depend on besides the source, the libraries and the machine.
+
+    Raises:
+        ValueError: JAX's own compilation cache is on.
+    """
+
+    def __init__(self, folder: Path, *, facts: Iterable[str]) -> None:
+        if jax.config.jax_compilation_cache_dir is not None:
+            raise ValueError("programs cannot be kept while jax_compilation_cache_dir is set")
+        self._folder = folder
+        key = hashlib.sha256()
+        for fact in (*_surroundings(), *facts):
+            key.update(hashlib.sha256(fact.encode()).digest())
+        self._key = key.digest()
+
+    def load(self, fact: str) -> jax.stages.Compiled | None:
+        """Return a program that was kept; None if there is none, or none that can be loaded.
+
+        Args:
+            fact: what sets this program apart from the others.
+        """
+        path = self._path(fact)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, pickled = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        try:
+            if hashlib.sha256(pickled).digest() != digest:
+                raise ValueError("it is damaged")
+            program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
+                *pickle.loads(pickled)
+            )
+        except Exception as error:  # JAX and pickle raise whatever they like
+            logger.warning("compiling anew: %s cannot be loaded: %s", path, error)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return program
+
+    def save(self, fact: str, program: jax.stages.Compiled) -> None:
+        """Keep a program; where that is impossible, the next start compiles again."""
+        path = self._path(fact)
+        try:
+            pickled = pickle.dumps(serialize_executable.serialize(program))
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                file.write(hashlib.sha256(pickled).digest() + pickled)
+            os.replace(file.name, path)
+            self._make_room()
+        except Exception as error:  # not every backend can serialize
+            logger.warning("%s cannot be kept for the next start: %s", path, error)
+
+    def _path(self, fact: str) -> Path:
+        digest = hashlib.sha256(self._key + fact.encode()).hexdigest()
+        return self._folder / f"{digest[:32]}.program"
+
+    def _make_room(self) -> None:
+        """Remove what was not used for longest."""
+        used = []
+        for path in self._folder.glob("*.program"):
+            with contextlib.suppress(FileNotFoundError):  # another start may do the same
+                used.append((path.stat().st_mtime, path.stat().st_size, path))
+        total = sum(size for _, size, _ in used)
+        for _, size, path in sorted(used):
+            if total <= MOST_BYTES:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _surroundings() -> Iterator[str]:
+    """What every program depends on."""
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*")):
+            if path.suffix in SOURCE_SUFFIXES:
+                yield path.relative_to(package.parent).as_posix()
+                yield path.read_text(encoding="utf-8")
+    yield from (f"{name} {version(name)}" for name in LIBRARIES)
+    yield f"{platform.python_version()} {platform.machine()}"
+    yield from (f"{device.platform} {device.device_kind}" for device in jax.devices())
+    yield os.environ.get("XLA_FLAGS", "")
+    # Where caches lie changes no program.
+    yield repr(sorted(item for item in jax.config.values.items() if "cache" not in item[0]))
+    with contextlib.suppress(OSError):
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        first = cpuinfo.partition("\n\n")[0].splitlines()
+        yield "\n".join(line for line in first if line.startswith(("model", "flags", "Features")))
