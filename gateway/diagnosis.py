@@ -17,6 +17,7 @@ from typing import Literal
 from gateway.jax_probe import JaxProbe
 from gateway.machine import Machine
 from kernels_pallas.choice import foresee_kernel, kernels_dir
+from kernels_pallas.gpu_choice import GpuUse
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -160,7 +161,11 @@ def check_attention(probe: JaxProbe, cache: Path) -> Check:
     if probe.backend is None:
         return Check("attention", "fail", "none", "without a device nothing can run")
     seen = foresee_kernel(
-        platform=probe.backend, block_size=DEFAULT_BLOCK_SIZE, folder=kernels_dir(cache)
+        platform=probe.backend,
+        block_size=DEFAULT_BLOCK_SIZE,
+        folder=kernels_dir(cache),
+        # Of the model nothing is known here: bfloat16, and heads of at most 128, as most have.
+        gpu=GpuUse(device=probe.devices[0].kind) if probe.backend == "gpu" else None,
     )
     if seen.kernel == "reference":
         return Check("attention", "warn", "reference, in XLA: correct but slower", seen.reason)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kernels_pallas.gpu_choice import GPU_KERNELS, GpuUse, find_gpu_fault
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 from kernels_pallas.native_build import (
     NATIVE_BLOCK_SIZES,
@@ -25,7 +26,10 @@ from kernels_pallas.native_build import (
 __all__ = ["KernelChoice", "KernelUnavailable", "choose_kernel", "foresee_kernel", "kernels_dir"]
 
 # What "auto" tries before the reference, which runs everywhere.
-FASTEST_FIRST: Mapping[str, tuple[AttentionKernel, ...]] = {"cpu": ("native",)}
+FASTEST_FIRST: Mapping[str, tuple[AttentionKernel, ...]] = {
+    "cpu": ("native",),
+    "gpu": GPU_KERNELS,
+}
 
 SELF_TEST_TIMEOUT_S = 120.0
 
@@ -62,7 +66,12 @@ class _Verdict:
 
 
 def choose_kernel(
-    wanted: WantedKernel, *, platform: str, block_size: int, folder: Path
+    wanted: WantedKernel,
+    *,
+    platform: str,
+    block_size: int,
+    folder: Path,
+    gpu: GpuUse | None = None,
 ) -> KernelChoice:
     """Return the kernel to use, compiled and tested.
 
@@ -71,31 +80,46 @@ def choose_kernel(
         platform: JAX's name of the backend: "cpu", "gpu", ...
         block_size: tokens of a KV block.
         folder: where compiled kernels are kept.
+        gpu: the GPU, and what for, where the platform is one.
 
     Raises:
         KernelUnavailable: `wanted` names a kernel that does not work.
     """
-    return _choose(wanted, platform, block_size, folder, may_compile=True)
+    return _choose(wanted, platform, block_size, folder, gpu, may_compile=True)
 
 
-def foresee_kernel(*, platform: str, block_size: int, folder: Path) -> KernelChoice:
+def foresee_kernel(
+    *, platform: str, block_size: int, folder: Path, gpu: GpuUse | None = None
+) -> KernelChoice:
     """Return what "auto" would choose, as far as is known without compiling anything."""
-    return _choose("auto", platform, block_size, folder, may_compile=False)
+    return _choose("auto", platform, block_size, folder, gpu, may_compile=False)
 
 
 def _choose(
-    wanted: WantedKernel, platform: str, block_size: int, folder: Path, *, may_compile: bool
+    wanted: WantedKernel,
+    platform: str,
+    block_size: int,
+    folder: Path,
+    gpu: GpuUse | None,
+    *,
+    may_compile: bool,
 ) -> KernelChoice:
     if wanted == "reference":
         return KernelChoice("reference", "as asked")
-    reasons = []
+    reasons: list[str] = []
     for kernel in FASTEST_FIRST.get(platform, ()) if wanted == "auto" else (wanted,):
         try:
             if kernel not in FASTEST_FIRST.get(platform, ()):
                 raise KernelUnavailable(f"it is not for {platform}")
             if kernel == "native":
                 return _native(block_size, folder, may_compile=may_compile)
-            return KernelChoice(kernel, f"the fastest on {platform}")
+            if gpu is None:
+                raise KernelUnavailable("nobody says which GPU it is")
+            fault = find_gpu_fault(kernel, gpu, block_size=block_size, may_run=may_compile)
+            if fault is not None:
+                raise KernelUnavailable(fault)
+            tested = "passed its self-test" if may_compile else "will be tested at the start"
+            return KernelChoice(kernel, "; ".join([f"{tested} on {gpu.device}", *reasons]))
         except (KernelUnavailable, BuildError) as error:
             reasons.append(f"{kernel} does not work: {error}")
     if wanted != "auto":

@@ -6,6 +6,7 @@ lengths, chunks, blocks in disorder, padding, and what must not be seen.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -16,8 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_pallas import native
+from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
-from kernels_pallas.work_plan import AttentionBatch
+from kernels_pallas.ragged_paged_attention import (
+    new_kv_cache,
+    ragged_paged_attention,
+    write_kv,
+)
+from kernels_pallas.work_plan import (
+    DECODE_SPLIT_FIELDS,
+    PREFILL_TILE_FIELDS,
+    AttentionBatch,
+    max_decode_splits,
+    max_prefill_tiles,
+    plan_decode_splits,
+    plan_prefill_tiles,
+)
 
 __all__ = ["find_fault"]
 
@@ -32,21 +47,30 @@ BF16_TOLERANCE = 3e-2
 Floats = NDArray[np.float32]
 
 
-def find_fault(dtype: KVCacheDtype) -> str | None:
+def find_fault(
+    dtype: KVCacheDtype,
+    *,
+    kernel: AttentionKernel = "native",
+    block_size: int = BLOCK_SIZE,
+    head_dim: int = HEAD_DIM,
+) -> str | None:
     """Write and attend once, with a cache of that dtype; return what is wrong with the result."""
     rng = np.random.default_rng(0)
-    tables = np.zeros((len(SPANS) + 1, 20), np.int32)
-    free = rng.permutation(np.arange(1, NUM_BLOCKS)).tolist()
+    lens = np.array([*(length for _, length in SPANS), 0], np.int32)
+    num_blocks = max(NUM_BLOCKS, 1024 // block_size)
+    tables = np.zeros((len(lens), -(-lens.max() // block_size) + 1), np.int32)
+    free = rng.permutation(np.arange(1, num_blocks)).tolist()
     for seq, (_, length) in enumerate(SPANS):
-        for block in range(-(-length // BLOCK_SIZE)):
+        for block in range(-(-length // block_size)):
             tables[seq, block] = free.pop()
-    cache = native.new_kv_cache(
+    cache = new_kv_cache(
         num_layers=2,
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        block_size=block_size,
         num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         dtype=dtype,
+        kernel=kernel,
     )
     poison = 3e4 if cache.data.dtype.itemsize > 1 else 0x7F
     cache = KVCache(
@@ -55,47 +79,48 @@ def find_fault(dtype: KVCacheDtype) -> str | None:
         cache.dtype,
         cache.kernel,
     )
-    first_block = jnp.int32(NUM_BLOCKS)
-    write = jax.jit(native.write_kv, donate_argnums=0)
-    attend = jax.jit(
-        native.ragged_paged_attention, static_argnames=("num_kv_heads", "scale", "decode_only")
-    )
+    first_block = jnp.int32(num_blocks)
+    # Functions of their own, so that nothing that was traced before is used.
+    write = jax.jit(partial(write_kv), donate_argnums=0)
+    attend = jax.jit(partial(ragged_paged_attention, num_kv_heads=KV_HEADS, scale=head_dim**-0.5))
     longest = max(length for _, length in SPANS)
-    queries = np.full((NUM_TOKENS, HEADS, HEAD_DIM), 7, np.float32)
+    queries = np.full((NUM_TOKENS, HEADS, head_dim), 7, np.float32)
     truth: list[Floats] = []
     start = 0
     for seq, (count, length) in enumerate(SPANS):
-        q = rng.standard_normal((length, HEADS, HEAD_DIM), np.float32)
-        k, v = rng.standard_normal((2, longest, KV_HEADS, HEAD_DIM), np.float32)
+        q = rng.standard_normal((length, HEADS, head_dim), np.float32)
+        k, v = rng.standard_normal((2, longest, KV_HEADS, head_dim), np.float32)
         positions = np.arange(longest)
-        slots = tables[seq, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        slots = tables[seq, positions // block_size] * block_size + positions % block_size
         slots = np.where(positions < length, slots, 0).astype(np.int32)
         cache = write(cache, k, v, slots, first_block=first_block)
         queries[start : start + count] = q[-count:]
         start += count
         truth.append(_attend(q, k[:length], v[:length], dtype)[-count:])
-    # What the kernel does not look at is empty.
-    arrays = dict.fromkeys(AttentionBatch._fields, np.zeros(0, np.int32)) | {
-        "query_start_loc": np.cumsum([0, *(count for count, _ in SPANS), 0]).astype(np.int32),
-        "seq_lens": np.array([*(length for _, length in SPANS), 0], np.int32),
+    starts = np.cumsum([0, *(count for count, _ in SPANS), 0]).astype(np.int32)
+    num_decodes = sum(count == 1 for count, _ in SPANS)
+    tiles = np.zeros((max_prefill_tiles(NUM_TOKENS, len(lens)), PREFILL_TILE_FIELDS), np.int32)
+    splits = np.zeros((max_decode_splits(len(lens)), DECODE_SPLIT_FIELDS), np.int32)
+    split_starts = np.zeros(len(lens) + 1, np.int32)
+    plan_decode_splits(lens, num_decodes, splits, split_starts)
+    arrays = {
+        "slot_mapping": np.zeros(NUM_TOKENS, np.int32),
+        "query_start_loc": starts,
+        "seq_lens": lens,
         "block_tables": tables,
+        "num_decodes": num_decodes,
+        "prefill_tiles": tiles,
+        "num_prefill_tiles": plan_prefill_tiles(starts[:-1], lens[:-1], num_decodes, tiles),
+        "decode_splits": splits,
+        "split_starts": split_starts,
     }
-    batch = AttentionBatch(**{name: jnp.asarray(array) for name, array in arrays.items()})
-    out = np.asarray(
-        attend(
-            queries,
-            cache,
-            batch,
-            first_block=first_block,
-            num_kv_heads=KV_HEADS,
-            scale=HEAD_DIM**-0.5,
-            decode_only=False,
-        )
-    )
+    batch = AttentionBatch(**{name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()})
+    out = np.asarray(attend(queries, cache, batch, first_block=first_block))
     if not np.isfinite(out).all():
         return f"{dtype}: something that is not finite"
     error = float(np.abs(out[:start] - np.concatenate(truth)).max())
-    if error > TOLERANCES.get(dtype, BF16_TOLERANCE):
+    # On GPUs, float16 is multiplied as float16.
+    if error > (TOLERANCES.get(dtype, BF16_TOLERANCE) if kernel == "native" else BF16_TOLERANCE):
         return f"{dtype}: wrong by {error:.2g}"
     return None
 
@@ -103,7 +128,7 @@ def find_fault(dtype: KVCacheDtype) -> str | None:
 def _attend(q: Floats, k: Floats, v: Floats, dtype: KVCacheDtype) -> Floats:
     """Causal attention over what a cache of the dtype remembers."""
     k, v = (np.repeat(_stored(x, dtype), HEADS // KV_HEADS, axis=1) for x in (k, v))
-    scores = np.einsum("qnh,knh->nqk", q, k) * HEAD_DIM**-0.5
+    scores = np.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
     scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

@@ -29,6 +29,7 @@ from gateway.jax_probe import Device, JaxProbe
 from gateway.machine import Machine
 from jaxengine.config import EngineConfig
 from kernels_pallas.choice import KernelChoice
+from kernels_pallas.gpu_choice import GpuUse
 
 CPU = JaxProbe("cpu", (Device("cpu", "cpu", None),))
 GPU = JaxProbe("gpu", (Device("gpu", "H200", 139 * GIB),))
@@ -169,7 +170,8 @@ def test_the_attention_that_would_serve_is_told_with_its_reason(
     assert check_attention(GPU, Path("cache")) == Check("attention", status, value, seen.reason)
     folder = Path("cache/kernels")
     block_size = EngineConfig().block_size
-    assert asked == [{"platform": "gpu", "block_size": block_size, "folder": folder}]
+    gpu = GpuUse(device=GPU.devices[0].kind)
+    assert asked == [{"platform": "gpu", "block_size": block_size, "folder": folder, "gpu": gpu}]
 
 
 def test_folders_tell_what_is_in_them(tmp_path: Path):

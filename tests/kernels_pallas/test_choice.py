@@ -2,12 +2,14 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kernels_pallas import choice
 from kernels_pallas.choice import KernelUnavailable, choose_kernel, foresee_kernel
+from kernels_pallas.gpu_choice import GpuUse
 from kernels_pallas.native_build import BuildError, Recipe, run_limited
 
 
@@ -166,3 +168,46 @@ def test_foreseeing_compiles_nothing(native, tmp_path):
     (tmp_path / "attention-1.json").unlink()
     choose()
     assert foresee()[0] == "reference"
+
+
+H200, A100 = GpuUse(device="NVIDIA H200"), GpuUse(device="NVIDIA A100-SXM4-80GB")
+
+
+def choose_on(gpu, wanted="auto", *, faults=(), monkeypatch):
+    """Choose on a GPU on which the named kernels fail their tests."""
+
+    def run(command, *, timeout_s):
+        if command[3] in faults:
+            raise BuildError("python did not end within 120 s", lasting=False)
+        return ""
+
+    monkeypatch.setattr("kernels_pallas.gpu_choice.run_limited", run)
+    chosen = choose_kernel(wanted, platform="gpu", block_size=16, folder=Path("unused"), gpu=gpu)
+    return chosen.kernel, chosen.reason
+
+
+def test_a_gpu_gets_the_first_kernel_that_passes_its_test(monkeypatch):
+    choose_here = partial(choose_on, monkeypatch=monkeypatch)
+    assert choose_here(H200) == ("mosaic_gpu", "passed its self-test on NVIDIA H200")
+    hangs = "mosaic_gpu does not work: python did not end within 120 s"
+    assert choose_here(H200, faults=["mosaic_gpu"]) == (
+        "triton",
+        f"passed its self-test on NVIDIA H200; {hangs}",
+    )
+    kernel, reason = choose_here(H200, faults=["mosaic_gpu", "triton"])
+    assert kernel == "reference"
+    assert reason == f"{hangs}; {hangs.replace('mosaic_gpu', 'triton')}"
+    assert choose_here(A100)[0] == "triton"
+    assert choose_here(H200, "triton")[0] == "triton"
+    with pytest.raises(KernelUnavailable, match="mosaic_gpu does not work: it is for Hopper"):
+        choose_here(A100, "mosaic_gpu")
+
+
+def test_what_a_gpu_would_get_is_foreseen_without_running_anything(tmp_path):
+    foresee = partial(foresee_kernel, platform="gpu", block_size=16, folder=tmp_path)
+    seen = foresee(gpu=H200)
+    assert (seen.kernel, seen.reason) == (
+        "mosaic_gpu",
+        "will be tested at the start on NVIDIA H200",
+    )
+    assert foresee(gpu=None).kernel == "reference"
