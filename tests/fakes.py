@@ -258,6 +258,11 @@ class FakeEngine:
         for request in list(self._requests.values()):
             self._end(request, FinishReason.ERROR, error=error)
 
+    def end_all(self, reason: FinishReason) -> None:
+        """End every request so, with what it has."""
+        for request in list(self._requests.values()):
+            self._end(request, reason)
+
     def expire(self, reason: FinishReason) -> None:
         """End by time what an engine would: QUEUE_TIMEOUT waiting requests, DEADLINE all."""
         assert reason in (FinishReason.QUEUE_TIMEOUT, FinishReason.DEADLINE)
