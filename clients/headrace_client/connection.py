@@ -42,7 +42,7 @@ __all__ = ["Connection"]
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
-HEARTBEAT_S = 30.0
+HEARTBEAT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
 # A merged delta holds at most one whole answer.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
