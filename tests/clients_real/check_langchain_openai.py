@@ -73,6 +73,7 @@ def structured():
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 20}},
         "required": ["city"],
+        "additionalProperties": False,
     }
     model = ChatOpenAI(base_url=BASE, api_key="none", model=checks.model, temperature=0)
     answer = model.with_structured_output(schema, method="json_schema").invoke(QUESTION)

@@ -80,7 +80,7 @@ def logged():
 def structured():
     """A schema"""
     answer = llm(
-        *("-m", "structured", "--schema", "city string"),
+        *("-m", "structured", "--schema", "city str"),
         *("-o", "temperature", "0", "-o", "max_tokens", "128", QUESTION),
     )
     assert "city" in json.loads(answer)

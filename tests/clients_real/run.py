@@ -25,6 +25,8 @@ PACKAGES = {
     "llm": ["llm==0.36"],
     "schemathesis": ["schemathesis==4.32.5"],
     "lm-eval": ["lm-eval[api]==0.4.13"],
+    "aiperf": ["aiperf==0.13.0"],
+    "inference-perf": ["inference-perf==0.7.0"],
 }
 
 
