@@ -148,7 +148,7 @@ def _read_bare_calls(source: CharSource, sink: PartSink, names: Collection[str])
     num_calls = sink.num_calls
     source.start_record()
     try:
-        yield from _read_llama3_calls(source, sink, names.__contains__)
+        yield from _read_llama3_calls(source, sink, names.__contains__, is_marked=False)
     except NotACall:
         brace = source.record.find("{") + 1
         _give(sink, source.record[:brace])
@@ -160,10 +160,10 @@ def _read_bare_calls(source: CharSource, sink: PartSink, names: Collection[str])
 
 
 def _read_llama3_calls(
-    source: CharSource, sink: PartSink, accepts: Callable[[str], bool]
+    source: CharSource, sink: PartSink, accepts: Callable[[str], bool], *, is_marked: bool = True
 ) -> Reader[None]:
     yield from source.skip_space()
-    yield from read_call(source, sink, accepts=accepts)
+    yield from read_call(source, sink, accepts=accepts, is_marked=is_marked)
     while True:
         yield from source.skip_space()
         if (yield from source.peek()) == ";":
@@ -171,7 +171,7 @@ def _read_llama3_calls(
             yield from source.skip_space()
         if (yield from source.peek()) != "{":
             return
-        reading = read_call(source, sink, accepts=accepts)
+        reading = read_call(source, sink, accepts=accepts, is_marked=is_marked)
         if not (yield from _attempt(source, sink, reading, before="")):
             return
 

@@ -13,6 +13,7 @@ __all__ = ["NotACall", "read_call", "read_call_list", "read_value"]
 
 NO_ARGUMENTS = "{}"
 ARGUMENT_KEYS = ("arguments", "parameters")
+CALL_KEYS = (*ARGUMENT_KEYS, "name", "type", "id")
 
 
 class NotACall(Exception):  # what it is, not what went wrong
@@ -24,7 +25,11 @@ class _BrokenJSON(Exception):
 
 
 def read_call(
-    source: CharSource, sink: PartSink, *, accepts: Callable[[str], bool] = bool
+    source: CharSource,
+    sink: PartSink,
+    *,
+    accepts: Callable[[str], bool] = bool,
+    is_marked: bool = True,
 ) -> Reader[None]:
     """Read one object; after it the source stands behind its closing brace.
 
@@ -35,6 +40,8 @@ def read_call(
         source: the next character should be the opening brace.
         sink: gets the call.
         accepts: whether something may be called by that name.
+        is_marked: whether it can hardly be anything but a call; else it is none as soon as it has
+            a field that calls do not have, so that other objects are not held back.
 
     Raises:
         NotACall: the object has no name, or one that is not accepted.
@@ -46,6 +53,8 @@ def read_call(
         yield from source.skip_space()
         while (yield from source.peek()) != "}":
             key = yield from _read_string(source)
+            if not (is_marked or key in CALL_KEYS):
+                raise _BrokenJSON
             yield from source.skip_space()
             yield from _expect(source, ":")
             yield from source.skip_space()

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import FakeEngine
+from fakes import BOS, IM_START, FakeEngine
 from gateway.errors import InvalidRequest, Overloaded, Unavailable
 from gateway.generation import ChatMessage, GenerationRequest
-from generating import counted, generate
+from generating import counted, generate, joined
 from jaxengine.outputs import FinishReason as EngineFinish
 
 
@@ -234,3 +234,20 @@ async def test_an_engine_that_dies_in_between_refuses_at_the_start(make_generato
     with pytest.raises(Unavailable) as caught:
         generator.start(prepared)
     assert caught.value.code == "engine_dead"
+
+
+async def test_special_tokens_show_where_they_are_wanted(make_generator):
+    generator = make_generator()
+    generator.engine.script_all([IM_START, ord("a"), BOS])
+    for visible, text in (((), "a"), (("<|im_start|>", "no token"), "<|im_start|>a")):
+        deltas, last = await generate(generator, visible_tokens=visible)
+        assert joined(deltas, last) == text
+
+
+async def test_tools_are_for_conversations_and_count_as_part_of_them(make_generator):
+    generator = make_generator(FakeEngine(max_model_len=200))
+    tool = {"type": "function", "function": {"name": "f", "description": "x" * 300}}
+    messages = (ChatMessage(role="user", content="Hi"),)
+    with pytest.raises(InvalidRequest) as caught:
+        await generator.prepare(GenerationRequest(prompt=messages, tools=(tool,)))
+    assert (caught.value.param, caught.value.code) == ("tools", "context_length_exceeded")

@@ -190,6 +190,12 @@ def test_a_call_is_known_before_its_arguments_end():
     assert parser.push('uments": {"city": "Pa') == [CallArguments(0, '{"city": "Pa')]
 
 
+def test_an_object_that_is_no_call_is_not_held_back():
+    parser = parser_of("llama3_json")
+    assert parser.push('{"answer"') == [ReplyText('{"answer"')]
+    assert parser.push(": [1") == [ReplyText(": [1")]
+
+
 def test_only_the_first_call_counts_if_one_is_asked_for():
     answer = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
     assert parse(parser_of("hermes", max_calls=1), answer) == ("", [("f", "{}")])
