@@ -22,6 +22,7 @@ from serving import read_metrics, wait_until_idle
 from stream_app import RawStream, start
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -238,6 +239,8 @@ OPTIONS = [
     *("model", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed"),
     *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "cache_salt", "echo"),
     *("stream", "stream_options", "logprobs", "logit_bias", "tools", "response_format", "user"),
+    *("tool_choice", "parallel_tool_calls", "input", "instructions", "previous_response_id"),
+    *("background", "store", "metadata", "text", "reasoning", "include", "max_output_tokens"),
 ]
 MUTATIONS = st.dictionaries(st.sampled_from([*OPTIONS, "prompt", "messages"]), VALUES, max_size=4)
 # Where to write over a text, and what with.
@@ -252,12 +255,13 @@ def scratched(data: bytes, scratches: list[tuple[int, bytes]]) -> bytes:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    path=st.sampled_from([COMPLETIONS, CHAT, "/tokenize", "/detokenize"]),
+    path=st.sampled_from([COMPLETIONS, CHAT, RESPONSES, "/tokenize", "/detokenize"]),
     mutations=MUTATIONS,
     scratches=SCRATCHES,
 )
 def test_no_body_is_a_fault_of_ours(tiny_server, path, mutations, scratches):
-    body = {"prompt": "hello", "messages": HELLO, "tokens": [1, 2], "max_tokens": 4} | mutations
+    texts = {"prompt": "hello", "input": "hello", "messages": HELLO, "tokens": [1, 2]}
+    body = {**texts, "max_tokens": 4, "max_output_tokens": 4, **mutations}
     client = http.client.HTTPConnection("127.0.0.1", tiny_server.port)
     try:
         client.request(
@@ -276,7 +280,8 @@ def test_no_body_is_a_fault_of_ours(tiny_server, path, mutations, scratches):
         assert set(error) == {"message", "type", "param", "code"}
         assert error["message"]
     elif response.getheader("Content-Type", "").startswith("text/event-stream"):
-        assert answer.endswith("data: [DONE]\n\n")
+        end = "\n\n" if path == RESPONSES else "data: [DONE]\n\n"
+        assert answer.endswith(end)
 
 
 def as_json(message: object) -> bytes:
