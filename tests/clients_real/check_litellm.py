@@ -1,9 +1,13 @@
 """`litellm`, with its names for servers like this one."""
 
 import asyncio
+import os
 
-import litellm
 from checks import Checks, refused
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch prices
+
+import litellm  # noqa: E402
 
 checks = Checks("litellm", "openai")
 BASE = f"{checks.url}/v1"
