@@ -81,7 +81,7 @@ class StepFeed:
             self._ended.set()
 
     def drain(self, reason: str) -> None:
-        """Nothing: the engine's last steps are worth watching, and the status says that it stops."""
+        """Do nothing: the last steps are worth watching, and the status says that it stops."""
 
     def shut_down(self, reason: str) -> None:
         """Say goodbye and close once that is sent."""

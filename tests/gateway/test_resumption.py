@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from fakes import FakeEngine
+from gateway.app_keys import METRICS
 from gateway.connections import STREAM_CONNECTIONS, begin_drain
 from gateway.resumption import RESUME_STORE
-from stream_app import RawStream, serve_streams, start, until
+from stream_app import MODEL, RawStream, serve_streams, start, until
 
 both_encodings = pytest.mark.parametrize("encoding", ["json", "msgpack"])
 
@@ -88,6 +89,25 @@ async def test_only_who_asks_for_it_gets_a_token_and_all_else_ends_with_the_conn
         engine.release()
     assert "resume_token" not in accepted["a"]
     assert len(accepted["b"]["resume_token"]) >= 22  # 128 bits in base64
+
+
+async def test_what_waits_and_what_it_holds_are_metrics():
+    engine = FakeEngine()
+    engine.hold()
+    async with serve_streams(engine) as gateway:
+        name = f'headrace_streams_waiting_for_resume{{model_name="{MODEL}"}}'.encode()
+        assert name + b" 0.0" in gateway.app[METRICS].render()[0]
+        async with gateway.connect() as stream:
+            await stream.send(resumable())
+            await stream.receive()
+            engine.step()
+            await receive_text(stream, 1)
+            await cut_and_wait(gateway, stream)
+        rendered = gateway.app[METRICS].render()[0]
+        assert name + b" 1.0" in rendered
+        # One letter, and 16 bytes for the place where the delta ends.
+        assert f'headrace_resume_bytes{{model_name="{MODEL}"}} 17.0'.encode() in rendered
+        engine.release()
 
 
 @pytest.mark.parametrize("when", ["running", "complete", "done was sent"])
