@@ -7,7 +7,7 @@ from checks import Checks, refused
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch prices
 
-import litellm  # noqa: E402
+import litellm
 
 checks = Checks("litellm", "openai")
 BASE = f"{checks.url}/v1"
