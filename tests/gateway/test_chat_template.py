@@ -79,6 +79,25 @@ def test_text_and_ids_are_those_of_transformers(tokenizer, case):
     assert chat_template.encode(tokenizer, messages_of(case), **options) == case["ids"]
 
 
+@pytest.mark.parametrize("case", GOLDEN["tool_cases"], ids=range(len(GOLDEN["tool_cases"])))
+def test_tools_calls_and_results_are_rendered_as_by_transformers(tokenizer, case):
+    messages = []
+    for message in GOLDEN["tool_conversation"]:
+        calls = tuple(
+            MessageCall(
+                id=call["id"],
+                name=call["function"]["name"],
+                arguments=json.dumps(call["function"]["arguments"]),
+            )
+            for call in message.get("tool_calls", ())
+        )
+        messages.append(ChatMessage(**{**message, "tool_calls": calls}))
+    chat_template = template(GOLDEN["tool_templates"][case["template"]])
+    options = {"tools": case["tools"] or (), "add_generation_prompt": False}
+    assert chat_template.render(messages, **options) == case["text"]
+    assert chat_template.encode(tokenizer, messages, **options) == case["ids"]
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("case", SMOLLM2_CASES, ids=range(len(SMOLLM2_CASES)))
 def test_the_default_model_gets_the_golden_prompt_ids(smollm2, case):

@@ -78,6 +78,73 @@ CONVERSATIONS = [
     [("user", ""), ("assistant", " "), ("user", "x")],
     [("user", '{"quotes": \'\\"\'}, <b>&amp;</b> {{ x }} {% y %}')],
 ]
+# How published templates tell of tools: as JSON of several shapes, with calls in the assistant's
+# turns and results in turns of their own.
+TOOL_TEMPLATES = {
+    "marked calls": (
+        "{%- if tools %}\n"
+        "    {{- '<|im_start|>system\\nTools:' }}\n"
+        "    {%- for tool in tools %}\n"
+        "        {{- '\\n' }}{{- tool | tojson }}\n"
+        "    {%- endfor %}\n"
+        "    {{- '<|im_end|>\\n' }}\n"
+        "{%- endif %}\n"
+        "{%- for m in messages %}\n"
+        "    {{- '<|im_start|>' + m.role }}\n"
+        "    {%- if m.content %}{{- '\\n' + m.content }}{%- endif %}\n"
+        "    {%- for call in m.tool_calls or [] %}\n"
+        "        {%- set call = call.function %}\n"
+        '        {{- \'\\n<call>{"name": "\' + call.name + \'", "arguments": \' }}\n'
+        "        {{- call.arguments | tojson }}{{- '}</call>' }}\n"
+        "    {%- endfor %}\n"
+        "    {{- '<|im_end|>\\n' }}\n"
+        "{%- endfor %}\n"
+    ),
+    "indented definitions, one call, results as JSON": (
+        "{{ bos_token }}{% if tools is not none %}{% for t in tools %}"
+        "{{ t | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
+        "{% for m in messages %}{% if 'tool_calls' in m %}"
+        "{{ m.tool_calls[0].function | tojson(ensure_ascii=True, sort_keys=True) }}{{ eos_token }}"
+        "{% elif m.role == 'tool' %}[{{ m.tool_call_id }}]{{ m.content | tojson }}{{ eos_token }}"
+        "{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    ),
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": 'Says <b>"rain"</b> or sun.\nEverywhere, also in 東京.',
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "enum": ["Zürich", "Oslo"]},
+                    "days": {"type": "array", "items": {"type": "integer"}},
+                },
+                "required": ["city"],
+            },
+        },
+    }
+]
+TOOL_CONVERSATION = [
+    {"role": "user", "content": "Rain?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "123456789",
+                "type": "function",
+                "function": {
+                    "name": "weather",
+                    "arguments": {"days": [1, 2], "city": "Zürich", "none": None, "half": 0.5},
+                },
+            }
+        ],
+    },
+    {"role": "tool", "content": 'sun & "wind"\nÜ', "tool_call_id": "123456789"},
+    {"role": "assistant", "content": "Sun."},
+]
 
 
 def main() -> None:
@@ -97,7 +164,21 @@ def main() -> None:
                     continue
                 ids = tokenizer(text, add_special_tokens=False)["input_ids"]
                 cases.append(case | {"text": text, "ids": ids})
-    golden = {"templates": TEMPLATES, "cases": cases}
+    tool_cases = []
+    for name, template in TOOL_TEMPLATES.items():
+        for tools in (TOOLS, None):
+            text = tokenizer.apply_chat_template(
+                TOOL_CONVERSATION, tools=tools, tokenize=False, chat_template=template
+            )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            tool_cases.append({"template": name, "tools": tools, "text": text, "ids": ids})
+    golden = {
+        "templates": TEMPLATES,
+        "cases": cases,
+        "tool_templates": TOOL_TEMPLATES,
+        "tool_conversation": TOOL_CONVERSATION,
+        "tool_cases": tool_cases,
+    }
     (GOLDEN_DIR / "chat_templates.json").write_text(
         json.dumps(golden, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n",
         encoding="utf-8",
