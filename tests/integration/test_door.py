@@ -5,6 +5,7 @@ import json
 import signal
 
 import aiohttp
+import openai
 import pytest
 
 from gateway.api_keys import ApiKey, hash_of_key, write_keys
@@ -72,6 +73,30 @@ async def test_keys_come_and_go_by_sighup_and_no_secret_gets_into_the_log(key_fi
     assert all(entry["completion_tokens"] == 4 for entry in ended)
     assert "key-of-" not in server.log
     assert SECRET_PROMPT not in server.log
+
+
+async def test_the_stock_client_knows_what_it_is_told(key_file):
+    with served(*TINY, "--api-keys-file", str(key_file)) as server:
+
+        def client(name):
+            return openai.AsyncOpenAI(
+                base_url=f"{server.url}/v1", api_key=f"key-of-{name}", max_retries=0
+            )
+
+        async with client("alice") as alice, client("nobody") as nobody:
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await nobody.models.list()
+            assert refused.value.code == "invalid_api_key"
+            ask = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+            with pytest.raises(openai.PermissionDeniedError) as forbidden:
+                await alice.completions.create(**ask, extra_body={"tenant": "root"})
+            assert forbidden.value.param == "tenant"
+            for _ in range(3):
+                await alice.completions.create(**ask)
+            with pytest.raises(openai.RateLimitError) as limited:
+                await alice.completions.create(**ask)
+            assert limited.value.code == "requests_per_minute"
+            assert 1 <= int(limited.value.response.headers["Retry-After"]) <= 20
 
 
 async def test_a_sighup_without_keys_does_not_end_the_server():
