@@ -1,0 +1,39 @@
+import jax
+import pytest
+from flax import nnx
+
+from bench.gpu_engine import MODELS, EngineUnderTest, random_decoder
+from compile_cache import use_compile_cache
+
+
+@pytest.fixture(scope="module")
+def engine():
+    use_compile_cache()
+    return EngineUnderTest(
+        MODELS["tiny"],
+        kernel="reference",
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+    )
+
+
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+def test_every_request_gets_all_of_its_tokens(engine, batching):
+    figures = engine.run([(8, 3), (20, 5), (1, 1)], batching=batching)
+    assert (figures.prompt_tokens, figures.output_tokens) == (29, 9)
+    assert figures.seconds > 0
+    assert figures.steps >= 6
+    assert 0 <= figures.waited_ms <= 1e3 * figures.seconds
+
+
+def test_a_step_must_read_the_weights_and_the_context(engine):
+    # A block of 16 tokens: 2 layers, K and V, 2 heads of 64, 2 bytes each.
+    block_bytes = 16 * 2 * 2 * 2 * 64 * 2
+    assert engine.floor_bytes(3, 32) == engine.weight_bytes + 3 * 2 * block_bytes
+
+
+def test_weights_are_random_and_as_the_model_wants_them():
+    state = nnx.state(random_decoder(MODELS["tiny"]))
+    leaves = jax.tree.leaves(state)
+    assert all(0.01 < float(leaf.astype(float).std()) < 0.03 for leaf in leaves)
