@@ -31,6 +31,7 @@ SERVE_EXTRA_MODULES = frozenset(
         "jax",
         "jaxtyping",
         "jinja2",
+        "llguidance",
         "ml_dtypes",
         "msgspec",
         "numpy",
