@@ -8,6 +8,7 @@ which is cut off keeps what it has. `--dry-run` takes the same way on a CPU, at 
 nothing.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from bench.gpu_engine import MODELS, EngineUnderTest
 from bench.gpu_kernels import Ceilings, KernelSizes, measure_ceilings, rank_kernels
 from bench.report import open_console, print_rows, write_json
 from kernels_pallas.gpu_choice import GPU_KERNELS, GpuUse, find_gpu_fault
+from kernels_pallas.gpu_graphs import put_loops_into_graphs
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCacheDtype
 
@@ -228,6 +230,7 @@ def _measure_model(
 )
 def gpu(*, dry_run: bool, seconds: float | None, output: Path) -> None:
     """Measure headrace on this machine's GPU."""
+    put_loops_into_graphs(os.environ)
     if not dry_run and jax.default_backend() != "gpu":
         raise click.ClickException("JAX sees no GPU here; --dry-run needs none")
     plan = DRY if dry_run else FULL

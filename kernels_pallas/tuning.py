@@ -73,8 +73,8 @@ _TRITON: Mapping[tuple[Phase, int], Sequence[TritonConfig]] = {
     ),
     ("prefill", 64): (TritonConfig(rows=64, tile=64, num_warps=4, num_stages=3),),
     ("prefill", 128): (
-        TritonConfig(rows=128, tile=64, num_warps=8, num_stages=3),
         TritonConfig(rows=64, tile=64, num_warps=8, num_stages=3),
+        TritonConfig(rows=128, tile=64, num_warps=8, num_stages=3),
     ),
     ("prefill", 256): (TritonConfig(rows=64, tile=32, num_warps=8, num_stages=2),),
 }

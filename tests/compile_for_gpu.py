@@ -31,6 +31,7 @@ from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
 from kernels_pallas import mosaic_gpu, triton, tuning
+from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 
@@ -38,8 +39,6 @@ from kernels_pallas.ragged_paged_attention import new_kv_cache
 TOOLS = Path(__file__).parents[1] / ".gpu-tools"
 
 CUSTOM_CALL = r'custom_call_target="(?:__gpu\$xla.gpu.triton|mosaic_gpu_v2)"'
-
-LOOPS_IN_GRAPHS = "--xla_gpu_enable_command_buffer=+WHILE"
 
 LLAMA_8B = ModelConfig(
     family="llama",

@@ -6,6 +6,7 @@ Resolve the model, load it, compile everything, listen, and stop in good order.
 import asyncio
 import gc
 import logging
+import os
 import signal
 import tempfile
 import time
@@ -45,6 +46,7 @@ from jaxengine.host_memory import keep_freed_memory
 from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
+from kernels_pallas.gpu_graphs import put_loops_into_graphs
 
 __all__ = ["serve"]
 
@@ -65,6 +67,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     Every option can be set as HEADRACE_<OPTION> in the environment.
     """
     start_s = time.monotonic()
+    put_loops_into_graphs(os.environ)
     configure_logging(options["log_level"], options["log_format"])
     # JAX tells at length which accelerators it did not find; `headrace doctor` says it better.
     logging.getLogger("jax").setLevel(logging.WARNING)
