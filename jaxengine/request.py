@@ -69,6 +69,7 @@ class Request:
         "_new_logprobs",
         "_num_prompt_logprobs",
         "_prompt_logprobs",
+        "_wants_logprobs",
         "account",
         "arrival_time_s",
         "block_hashes",
@@ -155,6 +156,7 @@ class Request:
         self.lacks_prompt_logprobs = (
             params.prompt_logprobs is not None and self.num_prompt_tokens > 1
         )
+        self._wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         self._new_logprobs: tuple[TokenLogprobs, ...] = ()
         self._num_prompt_logprobs = 1  # known, counting the first token, which has none
         self._prompt_logprobs: list[TokenLogprobs | None] | None = (
@@ -275,10 +277,6 @@ class Request:
             timing=self.timing(now_s),
         )
         return self._with_logprobs(output) if self._wants_logprobs else output
-
-    @property
-    def _wants_logprobs(self) -> bool:
-        return bool(self._new_logprobs) or self._prompt_logprobs is not None
 
     def _with_logprobs(self, output: RequestOutput) -> RequestOutput:
         """Add what has not been told yet: those of the prompt all together."""
