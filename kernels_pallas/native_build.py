@@ -118,24 +118,23 @@ def build_library(recipe: Recipe, *, timeout_s: float = COMPILE_TIMEOUT_S) -> No
         return
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(
-            dir=library.parent, prefix=f".{library.stem}-", suffix=".so"
-        )
+        # The compiler's own files go there too: a container may have no other folder to write to.
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
+            made = Path(folder, library.name)
+            run_limited([*recipe.command, "-o", str(made)], timeout_s=timeout_s, TMPDIR=folder)
+            made.replace(library)
     except OSError as error:
-        raise BuildError(
-            f"cannot write to {library.parent}: {error.strerror}", lasting=False
-        ) from (error)
-    os.close(descriptor)
-    try:
-        run_limited([*recipe.command, "-o", name], timeout_s=timeout_s)
-        os.replace(name, library)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        reason = f"cannot write to {library.parent}: {error.strerror}"
+        raise BuildError(reason, lasting=False) from error
 
 
-def run_limited(command: Sequence[str], *, timeout_s: float) -> str:
+def run_limited(command: Sequence[str], *, timeout_s: float, **environment: str) -> str:
     """Run a program that may fail or hang, and return what it printed.
+
+    Args:
+        command: the program and its arguments.
+        timeout_s: after which it is killed with all its children.
+        environment: variables that it finds besides ours.
 
     Raises:
         BuildError: it could not be started, failed, or had to be killed with all its children.
@@ -150,6 +149,7 @@ def run_limited(command: Sequence[str], *, timeout_s: float) -> str:
             text=True,
             errors="replace",
             start_new_session=True,
+            env={**os.environ, **environment},
         )
     except OSError as error:
         raise BuildError(f"{name} cannot be started: {error.strerror}", lasting=False) from error

@@ -20,6 +20,7 @@ COMPILES = """#!/bin/sh
 if [ "$1" = --version ]; then echo "compiler 1.0"; exit; fi
 for last; do :; done
 echo "$@" > "$last"
+echo "$TMPDIR" >> "$last"
 """
 
 
@@ -46,11 +47,14 @@ def test_a_library_is_compiled_from_our_source_for_this_machine(compiler, tmp_pa
     recipe = make_recipe(tmp_path / "new" / "kernels")
     assert not recipe.library.exists()
     build_library(recipe)
-    command = recipe.library.read_text().split()
+    *command, temporary = recipe.library.read_text().split()
     assert recipe.command[0] == str(path)
     assert command[-3].endswith("native_source/attention.cc")
     assert {"-march=native", "-ffp-contract=off", "-shared"} <= set(command)
     assert (Path(command[command.index("-isystem") + 1]) / "xla/ffi/api/ffi.h").is_file()
+    # The compiler wrote there and nowhere else, and nothing of it is left.
+    assert Path(temporary).parent == recipe.library.parent
+    assert command[-1] == f"{temporary}/{recipe.library.name}"
     assert leftovers(recipe.library.parent) == [recipe.library.name]
 
 
@@ -112,7 +116,7 @@ def test_without_jaxlib_there_is_nothing_to_compile_for(compiler, tmp_path, monk
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(compiler, tmp_path):
     compiler(
         COMPILES.replace(
-            'echo "$@" > "$last"', "echo 'a.h: note: x' >&2; echo 'a.cc:1: error: no' >&2; exit 1"
+            'echo "$@" > "$last"\n', "echo 'a.h: note: x' >&2; echo 'a.cc:1: error: no' >&2; exit 1"
         )
     )
     recipe = make_recipe(tmp_path / "kernels")
