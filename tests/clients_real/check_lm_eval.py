@@ -30,7 +30,7 @@ def evaluate(task):
             "base_url": f"{checks.url}/v1/completions",
             "tokenizer_backend": "remote",
             "num_concurrent": 4,
-            "max_length": 1023,
+            "max_length": 511,
         },
         tasks=[task],
         task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),

@@ -16,7 +16,7 @@ CONFORMANCE = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_schema_conformance,response_headers_conformance"
 )
-EXAMPLES = "20"
+EXAMPLES = "40"
 
 
 def run(*arguments):

@@ -40,16 +40,20 @@ def main() -> int:
     if unknown := set(options.clients) - PACKAGES.keys():
         parser.error(f"unknown: {', '.join(unknown)}")
     report = {"environment": describe_environment(["run.py", *sys.argv[1:]]), "clients": {}}
+    if options.output_json is not None and options.output_json.exists():
+        # Others of an earlier run stay.
+        report["clients"] = json.loads(options.output_json.read_text(encoding="utf-8"))["clients"]
     with tempfile.TemporaryFile("w+") as output, _server(options, output) as server:
         url = options.url or server.url
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             model = json.load(answer)["data"][0]["id"]
         for name in options.clients or PACKAGES:
-            report["clients"][name] = _run(name, url, model)
-    text = json.dumps(report, indent=1) + "\n"
-    if options.output_json is not None:
-        options.output_json.write_text(text, encoding="utf-8")
-    outcomes = [c["outcome"] for client in report["clients"].values() for c in client["checks"]]
+            report["clients"][name] = {"model": model, **_run(name, url, model)}
+            if options.output_json is not None:  # after each, so that what was run is not lost
+                text = json.dumps(report, indent=1) + "\n"
+                options.output_json.write_text(text, encoding="utf-8")
+    ran = [report["clients"][name] for name in options.clients or PACKAGES]
+    outcomes = [check["outcome"] for client in ran for check in client["checks"]]
     return int("failed" in outcomes or not outcomes)
 
 
@@ -58,7 +62,7 @@ def _server(options, output):
         return nullcontext()
     # Some requests that are made up ask for as much as the context holds.
     command = [find_headrace(), "serve", *([options.model] if options.model else [])]
-    command += ["--max-model-len", "1024"]
+    command += ["--max-model-len", "512", "--dtype", "float32"]
     return running_server(command, startup_timeout_s=600, output=output)
 
 
