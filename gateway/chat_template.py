@@ -128,13 +128,14 @@ class ChatTemplate:
         *,
         tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = True,
+        thinks: bool | None = None,
     ) -> str:
         """The prompt as text, for display only: in it, forged special tokens look like real ones.
 
         Raises:
             ChatTemplateError: the template refuses the messages.
         """
-        scene = _Scene(messages, tools, add_generation_prompt)
+        scene = _Scene(messages, tools, add_generation_prompt, thinks)
         return self._render(scene, scene.contents(), lambda text: text)
 
     def encode(
@@ -144,13 +145,14 @@ class ChatTemplate:
         *,
         tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = True,
+        thinks: bool | None = None,
     ) -> list[int]:
         """Token ids of the prompt; see the module's docstring.
 
         Raises:
             ChatTemplateError: the template refuses the messages.
         """
-        scene = _Scene(messages, tools, add_generation_prompt)
+        scene = _Scene(messages, tools, add_generation_prompt, thinks)
         contents = scene.contents()
         text = self._render(scene, contents, lambda text: text)
         marks = _Marks(f"{secrets.randbits(128):039d}")
@@ -187,6 +189,7 @@ class ChatTemplate:
                 tools=tools,
                 documents=None,
                 strftime_now=scene.strftime_now,
+                **scene.options,
                 **self.tokens,
             )
         except Exception as error:
@@ -204,10 +207,14 @@ class _Scene:
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolDefinition],
         add_generation_prompt: bool,
+        thinks: bool | None,
     ) -> None:
         self._messages = messages
         self._tools = tools
         self.add_generation_prompt = add_generation_prompt
+        # By both names that published templates have for it.
+        names = () if thinks is None else ("enable_thinking", "thinking")
+        self.options = dict.fromkeys(names, thinks)
         # Of one moment, so that all renderings show the same time.
         self.strftime_now = datetime.datetime.now().strftime
 

@@ -59,6 +59,7 @@ class GenerationRequest:
         prompt: text, token ids, or chat messages.
         tools: what the model is told that it may call; with chat messages only.
         visible_tokens: special tokens that the answer shows as text.
+        thinks: as in ChatRenderer.
         account: who pays; None for nobody.
         max_tokens: None means as many as the context leaves room for.
         stop: stop strings; the text before the first one that appears is the answer.
@@ -71,6 +72,7 @@ class GenerationRequest:
     prompt: Prompt
     tools: tuple[ToolDefinition, ...] = ()
     visible_tokens: tuple[str, ...] = ()
+    thinks: bool | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -301,6 +303,7 @@ class TextGenerator:
             bound=f"fit, because the context of {limits.max_model_len} also holds the answer",
             vocab_size=limits.vocab_size,
             tools=request.tools,
+            thinks=request.thinks,
         )
         room = limits.max_model_len - len(ids)
         if request.max_tokens is None:

@@ -63,10 +63,11 @@ class PromptEncoder:
         tools: Sequence[ToolDefinition] = (),
         add_special_tokens: bool = True,
         add_generation_prompt: bool = True,
+        thinks: bool | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids, at least 1 and at most `max_tokens`; `bound` says why so many.
 
-        Tools are for chat messages only.
+        `tools` and `thinks` are for chat messages only, and as in ChatRenderer.
 
         Cancelling is safe; a thread that has begun goes on and its result is dropped.
 
@@ -89,6 +90,7 @@ class PromptEncoder:
             tools=tools,
             add_bos=add_special_tokens and self._tokenizer.adds_bos,
             add_generation_prompt=add_generation_prompt,
+            thinks=thinks,
         )
         if len(ids) > max_tokens:
             raise _too_long(f"{len(ids)}", param, max_tokens, bound)
@@ -135,6 +137,7 @@ class PromptEncoder:
         tools: Sequence[ToolDefinition],
         add_bos: bool,
         add_generation_prompt: bool,
+        thinks: bool | None,
     ) -> tuple[int, ...]:
         param = _param(prompt)
         try:
@@ -153,6 +156,7 @@ class PromptEncoder:
                     messages,
                     tools=tools,
                     add_generation_prompt=add_generation_prompt,
+                    thinks=thinks,
                 )
         except ValueError as exc:
             raise InvalidRequest(f"{param}: {sanitize(str(exc))}", param=param) from exc

@@ -104,8 +104,12 @@ class ChatRenderer(Protocol):
         *,
         tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = True,
+        thinks: bool | None = None,
     ) -> list[int]:
         """Return the token ids of the prompt.
+
+        `thinks` is whether the model is to think first, where its template can say so; None leaves
+        it to the template.
 
         Raises:
             ValueError: the template refuses the messages; the text is for the client.

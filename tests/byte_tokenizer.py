@@ -96,6 +96,7 @@ class ByteChatTemplate:
         *,
         tools: Sequence[object] = (),
         add_generation_prompt: bool = True,
+        thinks: bool | None = None,
     ) -> list[int]:
         assert not tools, "it has no place for them"
         ids: list[int] = []
@@ -108,4 +109,6 @@ class ByteChatTemplate:
         if add_generation_prompt:
             ids.append(IM_START)
             ids.extend(tokenizer.encode("assistant\n"))
+        if thinks is not None:
+            ids.extend(tokenizer.encode(f"thinks: {thinks}\n"))
         return ids

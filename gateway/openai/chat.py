@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: a conversation to be continued by the assistant."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiohttp import web
 from msgspec import UNSET
@@ -26,6 +27,7 @@ from gateway.openai.protocol import (
     ToolCallBody,
     ToolCallDelta,
 )
+from gateway.openai.reasoning import thinks
 from gateway.openai.sampling import (
     check_model,
     generation_requests,
@@ -79,6 +81,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         caller=caller_of(request),
     )
     generation = tools.apply(generation, visible_tokens=reading.visible_tokens)
+    generation = replace(
+        generation, thinks=thinks(body.reasoning_effort, body.chat_template_kwargs or {})
+    )
     try:
         [prepared] = await prepare_all(generator, [generation], n=n)
     except InvalidRequest as exc:

@@ -184,6 +184,8 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     tools: list[ToolBody] | None = None
     tool_choice: str | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -3,10 +3,11 @@
 Some templates put the opening mark into the prompt, and then the answer begins inside.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from gateway.config import ReasoningFormat
+from gateway.errors import InvalidRequest
 from gateway.openai.tool_parsers import CharSource, EndOfText, PartSink, Reader, read_text
 
 __all__ = [
@@ -15,10 +16,12 @@ __all__ = [
     "ReasoningCounter",
     "read_reasoning",
     "reasoning_format",
+    "thinks",
 ]
 
 REASONING_START = "<think>"
 REASONING_END = "</think>"
+SWITCHES = ("enable_thinking", "thinking")
 
 
 def reasoning_format(chosen: ReasoningFormat, template: str) -> Literal["think", "none"]:
@@ -26,6 +29,33 @@ def reasoning_format(chosen: ReasoningFormat, template: str) -> Literal["think",
     if chosen == "auto":
         return "think" if REASONING_END in template else "none"
     return chosen
+
+
+def thinks(effort: str | None, options: Mapping[str, object]) -> bool | None:
+    """Return whether a client wants thoughts; None if it does not say.
+
+    Args:
+        effort: OpenAI's field; only "none" is heeded.
+        options: what it wants to tell the chat template.
+
+    Raises:
+        InvalidRequest: the options hold anything else but switches of thinking.
+    """
+    wanted = False if effort == "none" else None
+    for name, value in options.items():
+        if name not in SWITCHES:
+            raise InvalidRequest(
+                f"chat_template_kwargs may hold {' and '.join(SWITCHES)} only",
+                param="chat_template_kwargs",
+                code="unsupported_parameter",
+            )
+        if not isinstance(value, bool | None):
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name} must be true or false",
+                param=f"chat_template_kwargs.{name}",
+            )
+        wanted = wanted if value is None else value
+    return wanted
 
 
 def read_reasoning(source: CharSource, sink: PartSink, *, is_inside: bool) -> Reader[None]:

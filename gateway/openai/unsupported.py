@@ -31,7 +31,6 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),

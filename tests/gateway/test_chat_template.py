@@ -412,6 +412,14 @@ def test_arguments_nested_too_deeply_are_refused(tokenizer):
         template("x").encode(tokenizer, [call_of("[" * 100 + "]" * 100)])
 
 
+def test_a_template_hears_whether_thoughts_are_wanted(tokenizer):
+    source = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ thinking }}"
+    messages = chat(("user", "x"))
+    assert template(source).render(messages) == "False  "
+    assert template(source).render(messages, thinks=False) == "True False False"
+    assert template(source).encode(tokenizer, messages, thinks=True) == [*b"True True True"]
+
+
 def test_thoughts_reach_the_template_and_forge_nothing(tokenizer):
     source = (
         "{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }}<|im_end|>{% endfor %}"

@@ -1,5 +1,6 @@
 """From the body of a request to a response that can run."""
 
+import dataclasses
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from gateway.openai.protocol import (
     ToolBody,
     ToolChoiceBody,
 )
+from gateway.openai.reasoning import thinks
 from gateway.openai.responses.items import input_messages
 from gateway.openai.responses.protocol import (
     RESPONSE_FIELDS,
@@ -116,6 +118,8 @@ async def create_run(
             caller=caller,
         )
         request = tools.apply(request, visible_tokens=reading.visible_tokens)
+        effort = None if body.reasoning is None else body.reasoning.effort
+        request = dataclasses.replace(request, thinks=thinks(effort, {}))
         [prepared] = await prepare_all(generator, [request], n=1)
     except InvalidRequest as exc:
         raise _as_here(exc) from None

@@ -113,7 +113,7 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
-    """How much the model is to think: read and told back, and of no effect."""
+    """How much the model is to think: an effort of "none" asks it not to, others do nothing."""
 
     effort: str | None = None
     summary: str | None = None

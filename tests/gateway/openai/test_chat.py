@@ -55,6 +55,17 @@ async def test_the_newer_name_of_max_tokens_wins(gateway):
     assert answer["usage"]["completion_tokens"] == 2
 
 
+async def test_thoughts_can_be_switched_off_and_on(gateway):
+    for fields, told in (
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "thinks: False\n"),
+        ({"chat_template_kwargs": {"thinking": True}}, "thinks: True\n"),
+        ({"reasoning_effort": "none"}, "thinks: False\n"),
+        ({"reasoning_effort": "high"}, "assistant\n"),
+    ):
+        await chat(gateway, USER, **fields)
+        assert prompt_text(gateway).endswith(told)
+
+
 async def test_neutral_values_pass(gateway):
     await chat(
         gateway,
@@ -124,6 +135,7 @@ async def test_neutral_values_pass(gateway):
         ({"messages": [USER], "response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": [USER], "chat_template": "{{ 1 }}"}, "chat_template"),
         ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"messages": [USER], "reasoning_effort": 5}, "reasoning_effort"),
         ({"messages": [USER], "n": 100}, "n"),
     ],
 )

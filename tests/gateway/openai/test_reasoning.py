@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.reasoning import read_reasoning, reasoning_format
+from gateway.errors import InvalidRequest
+from gateway.openai.reasoning import read_reasoning, reasoning_format, thinks
 from gateway.openai.tool_parsers import AnswerParser, ReasoningText, ReplyText, read_plain
 
 
@@ -71,6 +72,19 @@ def test_any_cut_gives_the_same(is_inside, fragments, data):
     whole = parse(partial(parser_of, is_inside=is_inside)(), answer)
     assert parse(parser_of(is_inside=is_inside), answer[:cut], answer[cut:]) == whole
     assert parse(parser_of(is_inside=is_inside), *answer) == whole
+
+
+def test_whether_thoughts_are_wanted():
+    assert thinks(None, {}) is thinks("high", {"thinking": None}) is None
+    assert thinks("none", {}) is thinks(None, {"enable_thinking": False}) is False
+    assert thinks("none", {"thinking": True}) is True
+    for options, param in (
+        ({"tokenize": True}, "chat_template_kwargs"),
+        ({"thinking": 1}, "chat_template_kwargs.thinking"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            thinks(None, options)
+        assert caught.value.param == param
 
 
 def test_the_marks_are_looked_for_in_the_template():

@@ -126,6 +126,15 @@ async def test_instructions_are_not_handed_on_but_the_conversation_is(create):
     assert caught.value.code == "previous_response_not_found"
 
 
+async def test_an_effort_of_none_asks_for_no_thoughts(create):
+    engine = FakeEngine()
+    run = await create({"input": "Hi", "reasoning": {"effort": "none"}}, engine=engine)
+    async for _ in run.events():
+        pass
+    [(prompt, _)] = engine.submitted
+    assert bytes(i for i in prompt if i < 256).endswith(b"thinks: False\n")
+
+
 async def test_a_response_that_runs_cannot_be_gone_on_with(create):
     service = ResponseService(1 << 20)
     engine = FakeEngine()
