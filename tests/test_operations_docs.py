@@ -41,7 +41,7 @@ def exported() -> dict[str, str]:
     """Kind of each metric by its name without prefix."""
     metrics = Metrics("m")
     metrics.watch_engine(EngineStats)
-    metrics.watch(AccountCollector(lambda: [], "m"))
+    metrics.watch(AccountCollector(list, "m"))
     families = text_string_to_metric_families(metrics.render()[0].decode())
     return {
         family.name.removeprefix("headrace_")
