@@ -26,7 +26,8 @@ PLAIN_YAML = sorted(path for path in DEPLOY.rglob("*.y*ml") if "templates" not i
 # Options of docker, pip, kubectl, apt and the like.
 FOREIGN_OPTIONS = set(
     "--build --build-arg --from --no-deps --no-install-recommends --require-hashes --only-binary "
-    "--system --uid --now --no-create-home --home-dir --interval --timeout --start-period --retries".split()
+    "--system --uid --now --no-create-home --home-dir --interval --timeout --start-period "
+    "--retries".split()
 )
 
 
