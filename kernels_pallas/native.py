@@ -44,7 +44,7 @@ def load(library: Path) -> str:
     Returns:
         The instructions that its products of bfloat16 run on.
     """
-    functions = ctypes.CDLL(str(library))
+    functions = ctypes.CDLL(str(library.absolute()))
     for name in (WRITE_KV, RAGGED_PAGED_ATTENTION):
         jax.ffi.register_ffi_target(
             name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu"
