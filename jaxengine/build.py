@@ -238,7 +238,13 @@ def build_engine(
     config, clamped_from = plan_engine(
         options, model, memory_bytes=memory_bytes, kernel=attention.kernel
     )
-    decoder = load_decoder(model, checkpoint, dtype=config.dtype, progress=weights_progress)
+    decoder = load_decoder(
+        model,
+        checkpoint,
+        dtype=config.dtype,
+        packed=attention.can_project and config.dtype == "bfloat16",
+        progress=weights_progress,
+    )
     runner = JaxModelRunner(decoder, model, config, programs_dir=programs_dir)
     runner.warm_up(progress=compile_progress)
     limits = EngineLimits(

@@ -15,6 +15,7 @@ from pathlib import Path
 from kernels_pallas.gpu_choice import GPU_KERNELS, GpuUse, find_gpu_fault
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 from kernels_pallas.native_build import (
+    BF16_INSTRUCTIONS,
     NATIVE_BLOCK_SIZES,
     BuildError,
     Recipe,
@@ -50,11 +51,13 @@ class KernelChoice:
     Attributes:
         reason: why it and not another, for people.
         library: what must be loaded before it runs; None if nothing.
+        can_project: whether it also has products for packed weights (kernels_pallas.projection).
     """
 
     kernel: AttentionKernel
     reason: str
     library: Path | None = None
+    can_project: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,12 @@ def _native(block_size: int, folder: Path, *, may_compile: bool) -> KernelChoice
         verdict = _make_verdict(recipe)
     if verdict.fault is not None:
         raise KernelUnavailable(verdict.fault)
-    return KernelChoice("native", f"compiled for this CPU, {verdict.instructions}", recipe.library)
+    return KernelChoice(
+        "native",
+        f"compiled for this CPU, {verdict.instructions}",
+        recipe.library,
+        can_project=verdict.instructions in BF16_INSTRUCTIONS,
+    )
 
 
 def _make_verdict(recipe: Recipe) -> _Verdict:

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, scale_dtype, storage_dtype
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
+from kernels_pallas.projection import PROJECT
 from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = ["load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
@@ -45,7 +46,7 @@ def load(library: Path) -> str:
         The instructions that its products of bfloat16 run on.
     """
     functions = ctypes.CDLL(str(library.absolute()))
-    for name in (WRITE_KV, RAGGED_PAGED_ATTENTION):
+    for name in (WRITE_KV, RAGGED_PAGED_ATTENTION, PROJECT):
         jax.ffi.register_ffi_target(
             name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu"
         )

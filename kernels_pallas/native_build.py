@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = [
+    "BF16_INSTRUCTIONS",
     "NATIVE_BLOCK_SIZES",
     "BuildError",
     "Recipe",
@@ -31,8 +32,11 @@ __all__ = [
 # Tokens of a KV block, as the source knows them.
 NATIVE_BLOCK_SIZES = (8, 16, 32, 64, 128)
 
+# What the source calls the instructions that its products of packed weights need.
+BF16_INSTRUCTIONS = ("AMX", "AVX-512 bf16")
+
 SOURCE_DIR = Path(__file__).with_name("native_source")
-MAIN_SOURCE = "attention.cc"
+MAIN_SOURCES = ("attention.cc", "projection.cc")
 
 # In this order, after CXX.
 COMPILERS = ("c++", "g++", "clang++")
@@ -92,7 +96,7 @@ def make_recipe(folder: Path, *, defines: Sequence[str] = ()) -> Recipe:
         *FLAGS,
         *(f"-D{name}" for name in defines),
         *("-isystem", str(headers)),
-        str(SOURCE_DIR / MAIN_SOURCE),
+        *(str(SOURCE_DIR / name) for name in MAIN_SOURCES),
     )
     parts = [
         *(path.read_bytes() for path in sorted(SOURCE_DIR.iterdir()) if path.is_file()),
@@ -104,7 +108,7 @@ def make_recipe(folder: Path, *, defines: Sequence[str] = ()) -> Recipe:
     key = hashlib.sha256()
     for part in parts:
         key.update(hashlib.sha256(part).digest())
-    return Recipe(command, folder / f"attention-{key.hexdigest()[:24]}.so")
+    return Recipe(command, folder / f"native-{key.hexdigest()[:24]}.so")
 
 
 def build_library(recipe: Recipe, *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from kernels_pallas import native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
+from kernels_pallas.native_build import BF16_INSTRUCTIONS
+from kernels_pallas.projection import pack, project
 from kernels_pallas.ragged_paged_attention import (
     new_kv_cache,
     ragged_paged_attention,
@@ -43,6 +45,8 @@ NUM_TOKENS = 48
 # Of outputs around 1. Products in bfloat16 round queries and weights by 2^-9.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-5}
 BF16_TOLERANCE = 3e-2
+# Of sums of 96 products of numbers around 1, which are exact, in f32.
+PROJECTION_TOLERANCE = 1e-4
 
 Floats = NDArray[np.float32]
 
@@ -146,11 +150,25 @@ def _stored(x: Floats, dtype: KVCacheDtype) -> Floats:
     return x.astype(np.dtype(name)).astype(np.float32)
 
 
+def find_projection_fault() -> str | None:
+    """Multiply packed weights once with some tokens; return what is wrong with the result."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((NUM_TOKENS + 1, 96)).astype(ml_dtypes.bfloat16)
+    w = rng.standard_normal((160, 96)).astype(ml_dtypes.bfloat16)
+    out = np.asarray(jax.jit(project)(x, pack(w)))
+    error = float(np.abs(out - x.astype(np.float32) @ w.astype(np.float32).T).max())
+    # Not at most, so that what is not a number is a fault as well.
+    return None if error <= PROJECTION_TOLERANCE else f"projection: wrong by {error:.2g}"
+
+
 def main(library: str) -> None:
     """Test a library; the exit code is 1 if it has a fault."""
     jax.config.update("jax_platforms", "cpu")
     instructions = native.load(Path(library))
-    faults = [fault for dtype in get_args(KVCacheDtype) if (fault := find_fault(dtype))]
+    found = [find_fault(dtype) for dtype in get_args(KVCacheDtype)]
+    if instructions in BF16_INSTRUCTIONS:
+        found.append(find_projection_fault())
+    faults = [fault for fault in found if fault is not None]
     if faults:
         sys.exit("error: " + "; ".join(faults))
     sys.stdout.write(f"{instructions}\n")

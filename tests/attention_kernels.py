@@ -6,7 +6,7 @@ import jax
 
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
-from kernels_pallas.choice import choose_kernel, kernels_dir
+from kernels_pallas.choice import KernelUnavailable, choose_kernel, kernels_dir
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 
@@ -26,3 +26,19 @@ def ready_kernel(wanted: WantedKernel = "auto") -> AttentionKernel:
     if choice.library is not None:
         native.load(choice.library)
     return choice.kernel
+
+
+@functools.cache
+def can_project() -> bool:
+    """Whether packed weights can be multiplied with here."""
+    try:
+        choice = choose_kernel(
+            "native",
+            platform=jax.default_backend(),
+            block_size=16,
+            folder=kernels_dir(cache_dir()),
+        )
+    except KernelUnavailable:
+        return False
+    ready_kernel("native")
+    return choice.can_project

@@ -179,10 +179,12 @@ def default_decoder(dtype: str) -> tuple[Decoder, ModelConfig]:
     return decoder_of(open_checkpoint(default_model_files()), dtype)
 
 
-def decoder_of(checkpoint: Checkpoint, dtype: str) -> tuple[Decoder, ModelConfig]:
+def decoder_of(
+    checkpoint: Checkpoint, dtype: str, *, packed: bool = False
+) -> tuple[Decoder, ModelConfig]:
     use_compile_cache()
     model = ModelConfig.from_hf(checkpoint.hf_config)
-    return load_decoder(model, checkpoint, dtype=dtype), model
+    return load_decoder(model, checkpoint, dtype=dtype, packed=packed), model
 
 
 class Computed:

@@ -22,6 +22,7 @@ from jaxengine.models.layers import (
     Linear,
     RMSNorm,
     apply_rope,
+    new_weight,
     project,
     rope_frequencies,
     rope_tables,
@@ -41,14 +42,18 @@ Rope = tuple[Array, Array]
 class Attention(nnx.Module):
     """Grouped-query attention. q, k and v are one product: few large beat many small."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
         self.config = config
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         self.qkv_proj = Linear(
-            config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias, dtype=dtype
+            config.hidden_size,
+            q_size + 2 * kv_size,
+            bias=config.qkv_bias,
+            dtype=dtype,
+            packed=packed,
         )
-        self.o_proj = Linear(q_size, config.hidden_size, bias=False, dtype=dtype)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=False, dtype=dtype, packed=packed)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -90,13 +95,10 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU; gate and up are one product."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
-        self.gate_up_proj = Linear(
-            config.hidden_size, 2 * config.intermediate_size, bias=False, dtype=dtype
-        )
-        self.down_proj = Linear(
-            config.intermediate_size, config.hidden_size, bias=False, dtype=dtype
-        )
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
+        model, hidden = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
+        self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
 
     def __call__(self, x_TD: Float[Array, "T D"]) -> Float[Array, "T D"]:
         gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD), 2, axis=-1)
@@ -106,11 +108,11 @@ class MLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
         self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config, dtype=dtype)
+        self.attention = Attention(config, dtype=dtype, packed=packed)
         self.post_attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype, packed=packed)
 
     def __call__(
         self,
@@ -138,17 +140,23 @@ class Decoder(nnx.Module):
     """Embedding, layers, final norm, and the output projection.
 
     Weights are zeros until models.loader fills them (under `nnx.eval_shape`, nothing at all).
+
+    Args:
+        config: sizes and options.
+        dtype: of the matrices.
+        packed: whether they are for kernels_pallas.projection, where their sizes allow it. Tied
+            embeddings then lie in memory twice: to be looked up, and to be multiplied with.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike) -> None:
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False) -> None:
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
         self.layers = nnx.List(
-            [DecoderLayer(config, dtype=dtype) for _ in range(config.num_layers)]
+            [DecoderLayer(config, dtype=dtype, packed=packed) for _ in range(config.num_layers)]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if not config.tie_embeddings:
-            self.lm_head = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        head = new_weight(config.vocab_size, config.hidden_size, dtype=dtype, packed=packed)
+        self.lm_head = nnx.Param(head) if head.ndim > 2 or not config.tie_embeddings else None
 
     def __call__(
         self,
@@ -177,7 +185,7 @@ class Decoder(nnx.Module):
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
-        head = self.embedding if self.config.tie_embeddings else self.lm_head
+        head = self.embedding if self.lm_head is None else self.lm_head
         return project(self.norm(x_SD), head[...])
 
 

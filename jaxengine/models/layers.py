@@ -11,11 +11,13 @@ from jax import lax
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
+from kernels_pallas import projection
 
 __all__ = [
     "Linear",
     "RMSNorm",
     "apply_rope",
+    "new_weight",
     "project",
     "rope_frequencies",
     "rope_tables",
@@ -28,14 +30,12 @@ SUM_COLUMNS = 8
 
 
 class Linear(nnx.Module):
-    """x · Wᵀ (+ b), with the weight as stored by Hugging Face: [out, in].
+    """x · Wᵀ (+ b), with a weight as `new_weight` makes it."""
 
-    That layout is two to three times faster on the CPU than [in, out]. A quantised weight
-    replaces this class, and nothing else.
-    """
-
-    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike) -> None:
-        self.weight = nnx.Param(jnp.zeros((out_size, in_size), dtype))
+    def __init__(
+        self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike, packed: bool
+    ) -> None:
+        self.weight = nnx.Param(new_weight(out_size, in_size, dtype=dtype, packed=packed))
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
     def __call__(self, x_TI: Float[Array, "T I"]) -> Float[Array, "T O"]:
@@ -44,8 +44,21 @@ class Linear(nnx.Module):
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
-def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "O I"]) -> Float[Array, "T O"]:
-    """Return x · wᵀ, with x rounded to the dtype of w and sums in f32."""
+def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -> Array:
+    """Return zeros for the weight of a product.
+
+    It is as Hugging Face stores it, [out, in], which is two to three times faster on the CPU than
+    [in, out]; or, if so wished and its size allows it, packed for kernels_pallas.projection.
+    """
+    if packed and projection.can_pack(out_size, in_size):
+        return jnp.zeros(projection.packed_shape(out_size, in_size), dtype)
+    return jnp.zeros((out_size, in_size), dtype)
+
+
+def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "..."]) -> Float[Array, "T O"]:
+    """Return x · wᵀ, with x rounded to the dtype of w, packed or not, and sums in f32."""
+    if w_OI.ndim > 2:
+        return projection.project(x_TI, w_OI)
     return lax.dot_general(
         x_TI.astype(w_OI.dtype),
         w_OI,

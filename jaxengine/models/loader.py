@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from kernels_pallas.projection import pack, unpacked_shape
 
 __all__ = ["TensorSource", "load_decoder"]
 
@@ -29,6 +30,7 @@ def load_decoder(
     source: TensorSource,
     *,
     dtype: DTypeLike,
+    packed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the decoder and load its weights, each straight to the device.
@@ -39,12 +41,13 @@ def load_decoder(
         config: what the decoder looks like.
         source: the checkpoint.
         dtype: of the matrices.
+        packed: as of Decoder.
         progress: called with (tensors loaded, tensors in all).
 
     Raises:
         ModelError: a tensor is missing, unknown, or has another shape than the config says.
     """
-    decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype))
+    decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, packed=packed))
     parts = _tensor_parts(config)
     _check_names(config, {part.name for joined in parts.values() for part in joined}, source)
     flat = nnx.to_flat_state(nnx.state(decoder))
@@ -53,14 +56,18 @@ def load_decoder(
         arrays = []
         for part in parts[path]:
             array = source.get(part.name)
-            expected = (part.num_rows, *variable.shape[1:])
+            row_shape = unpacked_shape(variable.shape)[1:] if variable.ndim > 1 else ()
+            expected = (part.num_rows, *row_shape)
             if array.shape != expected:
                 raise ModelError(
                     f"tensor {part.name} has shape {array.shape}, the config says {expected}"
                 )
             arrays.append(array)
         value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
-        loaded.append((path, variable.replace(jax.device_put(value.astype(variable.dtype)))))
+        value = value.astype(variable.dtype)
+        if value.shape != variable.shape:
+            value = pack(value)
+        loaded.append((path, variable.replace(jax.device_put(value))))
         if progress is not None:
             progress(index + 1, len(flat))
     nnx.update(decoder, nnx.from_flat_state(loaded))
@@ -101,8 +108,9 @@ def _tensor_parts(config: ModelConfig) -> dict[tuple[Hashable, ...], tuple[_Part
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model),),
     }
-    if not config.tie_embeddings:
-        parts["lm_head",] = (_Part("lm_head.weight", vocab),)
+    # The decoder has one of its own for tied embeddings only if it is packed.
+    head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+    parts["lm_head",] = (_Part(head, vocab),)
     for index in range(config.num_layers):
         ours, theirs = ("layers", index), f"model.layers.{index}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from engine_builder import Computed, decoder_of, random_decoder, tiny_decoder
+from attention_kernels import can_project
+from engine_builder import Computed, RandomCheckpoint, decoder_of, random_decoder, tiny_decoder
 from golden_model import TINY_DIR, TINY_FAMILIES, TINY_GGUF_ARCHITECTURES, tiny_gguf_files
 from jaxengine.weights.checkpoint import open_checkpoint
 
@@ -84,3 +85,19 @@ def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(
         np.testing.assert_array_equal(logits, whole[0])
         for array, expected in zip(cache, whole[1], strict=True):
             np.testing.assert_array_equal(array, expected)
+
+
+def test_packed_weights_give_the_same_logits():
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    checkpoint = RandomCheckpoint(vocab_size=320, **THREES)
+    token_ids = np.random.default_rng(0).integers(0, 320, 40).tolist()
+    plain, packed = (
+        Computed(*decoder_of(checkpoint, "bfloat16", packed=packed), "bfloat16", max_len=64).step(
+            token_ids, 0, num_tokens=64, num_seqs=8
+        )
+        for packed in (False, True)
+    )
+    # The same products, summed in another order; a sum may then round to another bfloat16.
+    np.testing.assert_allclose(packed[:40], plain[:40], rtol=0, atol=0.02 * np.abs(plain).max())
+    assert (packed[:40].argmax(-1) == plain[:40].argmax(-1)).mean() > 0.9

@@ -6,6 +6,7 @@ from engine_builder import RandomCheckpoint
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
+from kernels_pallas.projection import pack
 
 
 class ChangedCheckpoint(RandomCheckpoint):
@@ -49,6 +50,28 @@ def test_tensors_go_where_their_names_say_and_join_by_rows():
         (layer.post_attention_norm.scale, joined("post_attention_layernorm.weight")),
     ]:
         np.testing.assert_array_equal(ours[...], theirs)
+
+
+def test_packed_matrices_are_those_of_the_checkpoint_in_another_order():
+    checkpoint = RandomCheckpoint(vocab_size=320)
+    plain = load(checkpoint, dtype="bfloat16")
+    packed = load(checkpoint, dtype="bfloat16", packed=True)
+    assert plain.lm_head is None
+    for ours, theirs in [
+        (packed.lm_head, plain.embedding),
+        (packed.layers[1].attention.qkv_proj.weight, plain.layers[1].attention.qkv_proj.weight),
+        (packed.layers[1].mlp.down_proj.weight, plain.layers[1].mlp.down_proj.weight),
+    ]:
+        np.testing.assert_array_equal(ours[...], pack(np.asarray(theirs[...])))
+    np.testing.assert_array_equal(packed.embedding[...], plain.embedding[...])
+
+
+def test_a_matrix_of_odd_size_is_not_packed_and_a_tied_one_then_not_doubled():
+    packed = load(RandomCheckpoint(vocab_size=300), dtype="bfloat16", packed=True)
+    assert packed.lm_head is None
+    untied = RandomCheckpoint(vocab_size=300, tie_word_embeddings=False)
+    head = load(untied, dtype="float32", packed=True).lm_head
+    np.testing.assert_array_equal(head[...], untied.get("lm_head.weight"))
 
 
 def test_matrices_take_the_type_of_the_engine_and_norms_and_biases_stay_f32():

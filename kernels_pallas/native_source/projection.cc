@@ -1,0 +1,240 @@
+// Products of activations with weights that lie packed since they were loaded:
+//
+//     out[tokens][outputs] = x[tokens][inputs] . w[outputs][inputs]^T
+//
+// in bfloat16 with sums in float32. Packed, w is [outputs / 16][inputs / 32][16][16][2]: pairs of
+// inputs together, sixteen outputs side by side, which is the right operand of the instructions for
+// bfloat16. The inputs are summed in order, so a token has the same bits whatever it is computed
+// with.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "products.h"
+#include "workers.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace headrace {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int COLUMN = 16;  // outputs side by side
+constexpr int DEPTH = 32;   // inputs of a tile
+constexpr int TILE = COLUMN * DEPTH;  // numbers
+constexpr int ROWS = 16;              // tokens of a tile
+constexpr int PANEL = 2;              // columns that are computed together
+// Tokens that go through a panel of weights while it is in the nearest cache.
+constexpr int64_t TOKENS_AT_ONCE = 128;
+// Below so many multiply-adds another thread costs more than it helps.
+constexpr int64_t WORK_PER_THREAD = 500000;
+
+struct Product {
+  const uint16_t *x, *w;
+  float* out;
+  int64_t tokens, inputs, outputs;
+
+  const uint16_t* column(int64_t index) const { return w + index * (inputs / DEPTH) * TILE; }
+};
+
+#if defined(HEADRACE_AMX)
+
+class TileProjector {
+ public:
+  explicit TileProjector(const Product& product) : product_(product) {
+    memory_is_read(&previous_);
+    _tile_storeconfig(&previous_);
+    rows_ = std::min<int64_t>(product.tokens, ROWS);
+    alignas(64) Config config{};
+    config.palette = 1;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.rows[tile] = tile < 6 ? rows_ : ROWS;
+      config.bytes[tile] = 64;
+    }
+    memory_is_read(&config);
+    _tile_loadconfig(&config);
+  }
+  ~TileProjector() {
+    memory_is_read(&previous_);
+    _tile_loadconfig(&previous_);
+  }
+  TileProjector(const TileProjector&) = delete;
+  TileProjector& operator=(const TileProjector&) = delete;
+
+  void operator()(int64_t first, int64_t end, int64_t column) {
+    const Product& p = product_;
+    const uint16_t* weights[PANEL] = {p.column(column), p.column(column + 1)};
+    float* out = p.out + column * COLUMN;
+    const int64_t width = p.inputs * 2, out_width = p.outputs * 4;
+    int64_t token = first;
+    for (; token + 2 * ROWS <= end; token += 2 * ROWS)
+      two(p.x + token * p.inputs, width, weights, out + token * p.outputs, out_width);
+    for (; token + rows_ <= end; token += rows_)
+      one(p.x + token * p.inputs, width, weights, out + token * p.outputs, out_width);
+    if (token == end) return;
+    // Tokens that fill no tile: the last ones once more, in a full one. They are the same bits.
+    const int64_t last = end - rows_;
+    one(p.x + last * p.inputs, width, weights, out + last * p.outputs, out_width);
+  }
+
+ private:
+  struct Config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  };
+
+  // Tiles 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights.
+  void two(const uint16_t* x, int64_t width, const uint16_t* const* weights, float* out, int64_t out_width) {
+    const int64_t steps = product_.inputs / DEPTH;
+    const uint16_t* below = x + ROWS * product_.inputs;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; ++step) {
+      _tile_loadd(4, x + step * DEPTH, width);
+      _tile_loadd(6, weights[0] + step * TILE, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, weights[1] + step * TILE, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, below + step * DEPTH, width);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    float* out_below = out + ROWS * product_.outputs;
+    _tile_stored(0, out, out_width);
+    _tile_stored(1, out + COLUMN, out_width);
+    _tile_stored(2, out_below, out_width);
+    _tile_stored(3, out_below + COLUMN, out_width);
+    memory_is_read(out);
+  }
+
+  void one(const uint16_t* x, int64_t width, const uint16_t* const* weights, float* out, int64_t out_width) {
+    const int64_t steps = product_.inputs / DEPTH;
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int64_t step = 0; step < steps; ++step) {
+      _tile_loadd(4, x + step * DEPTH, width);
+      _tile_loadd(6, weights[0] + step * TILE, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, weights[1] + step * TILE, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, out, out_width);
+    _tile_stored(1, out + COLUMN, out_width);
+    memory_is_read(out);
+  }
+
+  const Product& product_;
+  int64_t rows_;
+  alignas(64) Config previous_;
+};
+
+#endif
+
+#if defined(HEADRACE_AVX512_BF16)
+
+class VectorProjector {
+ public:
+  explicit VectorProjector(const Product& product) : product_(product) {}
+
+  void operator()(int64_t first, int64_t end, int64_t column) {
+    for (; first + MOST <= end; first += MOST) few<MOST>(first, column);
+    switch (end - first) {
+      case 7: few<7>(first, column); break;
+      case 6: few<6>(first, column); break;
+      case 5: few<5>(first, column); break;
+      case 4: few<4>(first, column); break;
+      case 3: few<3>(first, column); break;
+      case 2: few<2>(first, column); break;
+      case 1: few<1>(first, column); break;
+    }
+  }
+
+ private:
+  static constexpr int MOST = 8;  // tokens times PANEL sums, and the weights, in 32 registers
+
+  template <int R>
+  void few(int64_t first, int64_t column) {
+    const Product& p = product_;
+    const uint16_t *left = p.column(column), *right = p.column(column + 1);
+    const uint16_t* x = p.x + first * p.inputs;
+    __m512 sums[R][PANEL];
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int64_t pair = 0; pair < p.inputs / 2; ++pair) {
+      const __m512bh a = (__m512bh)_mm512_loadu_si512(left + pair * 2 * COLUMN);
+      const __m512bh b = (__m512bh)_mm512_loadu_si512(right + pair * 2 * COLUMN);
+      for (int r = 0; r < R; ++r) {
+        int32_t both;
+        std::memcpy(&both, x + r * p.inputs + pair * 2, 4);
+        const __m512bh token = (__m512bh)_mm512_set1_epi32(both);
+        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], token, a);
+        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], token, b);
+      }
+    }
+    float* out = p.out + first * p.outputs + column * COLUMN;
+    for (int r = 0; r < R; ++r) {
+      _mm512_storeu_ps(out + r * p.outputs, sums[r][0]);
+      _mm512_storeu_ps(out + r * p.outputs + COLUMN, sums[r][1]);
+    }
+  }
+
+  const Product& product_;
+};
+
+#endif
+
+template <class Projector>
+void project_with(ffi::ThreadPool& pool, const Product& product) {
+  const int64_t panels = product.outputs / (PANEL * COLUMN);
+  const int64_t parts = (product.tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
+  // Few large shares: weights that follow each other are read by one thread.
+  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels / 12));
+  const int64_t runs = (panels + run - 1) / run;
+  const int64_t work = product.tokens * product.inputs * product.outputs;
+  share(pool, runs * parts, work / WORK_PER_THREAD + 1, [&] {
+    return [&, projector = std::make_unique<Projector>(product)](int64_t index) {
+      const int64_t first = index / runs * TOKENS_AT_ONCE;
+      const int64_t end = std::min(first + TOKENS_AT_ONCE, product.tokens);
+      const int64_t panel = index % runs * run;
+      for (int64_t i = panel; i < std::min(panel + run, panels); ++i)
+        (*projector)(first, end, i * PANEL);
+    };
+  });
+}
+
+ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
+                   ffi::ResultBuffer<ffi::F32> out) {
+  const auto shape = x.dimensions();
+  const Product product{(const uint16_t*)x.untyped_data(), (const uint16_t*)w.untyped_data(),
+                        out->typed_data(), shape[0], shape[1], out->dimensions()[1]};
+  if (product.tokens == 0) return ffi::Error::Success();
+#if defined(HEADRACE_AMX)
+  if (may_use_tiles()) {
+    project_with<TileProjector>(pool, product);
+    return ffi::Error::Success();
+  }
+#endif
+#if defined(HEADRACE_AVX512_BF16)
+  project_with<VectorProjector>(pool, product);
+  return ffi::Error::Success();
+#else
+  return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
+#endif
+}
+
+}  // namespace
+}  // namespace headrace
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_project, headrace::project,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+
+#pragma GCC visibility pop

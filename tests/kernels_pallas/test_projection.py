@@ -1,0 +1,74 @@
+"""Products with packed weights against NumPy, and that tokens do not know of each other."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attention_kernels import can_project
+from kernels_pallas.projection import (
+    can_pack,
+    pack,
+    packed_shape,
+    project,
+    unpacked_shape,
+)
+
+run = jax.jit(project)
+
+
+def numbers(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def native():
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+
+
+def test_packed_weights_are_pairs_of_inputs_with_sixteen_outputs_side_by_side():
+    w = np.arange(32 * 64).reshape(32, 64)
+    packed = pack(w)
+    assert packed.shape == packed_shape(32, 64) == (2, 2, 16, 16, 2)
+    assert packed.flags.c_contiguous
+    for output, number in ((0, 0), (1, 0), (17, 37), (31, 63)):
+        place = (output // 16, number // 32, number % 32 // 2, output % 16, number % 2)
+        assert packed[place] == w[output, number]
+    assert unpacked_shape(packed.shape) == unpacked_shape(w.shape) == (32, 64)
+
+
+def test_whole_panels_and_tiles_can_be_packed():
+    assert can_pack(32, 32)
+    assert can_pack(49152, 576)
+    assert not can_pack(48, 32)
+    assert not can_pack(32, 48)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 130, 300])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(32, 32), (96, 64), (4128, 96)])
+def test_it_multiplies(num_tokens, num_outputs, num_inputs, native):
+    x, w = numbers(0, num_tokens, num_inputs), numbers(1, num_outputs, num_inputs)
+    expected = x.astype(np.float64) @ w.astype(np.float64).T
+    # Products of bfloat16 are exact in f32; each of up to 96 sums of some tens rounds by 2^-24.
+    np.testing.assert_allclose(run(x, pack(w)), expected, rtol=0, atol=1e-4)
+
+
+def test_activations_are_rounded_to_bfloat16(native):
+    x = np.full((3, 32), 1 + 2**-9, np.float32)  # halfway between two, to even
+    w = np.ones((32, 32), ml_dtypes.bfloat16)
+    assert np.asarray(run(x, pack(w))).tolist() == [[32.0] * 32] * 3
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(96, 576), (4096, 64)])
+def test_a_token_has_the_same_bits_whatever_it_is_computed_with(num_outputs, num_inputs, native):
+    x, packed = numbers(0, 300, num_inputs), pack(numbers(1, num_outputs, num_inputs))
+    whole = np.asarray(run(x, packed))
+    for start, end in ((0, 1), (299, 300), (3, 5), (10, 26), (10, 43), (100, 229)):
+        np.testing.assert_array_equal(run(x[start:end], packed), whole[start:end])
+
+
+def test_sizes_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="64 inputs do not fit weights for 32"):
+        project(jnp.zeros((2, 64)), jnp.zeros(packed_shape(32, 32)))
