@@ -48,11 +48,11 @@ from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
 from kernels_pallas.gpu_graphs import put_loops_into_graphs
 
-__all__ = ["serve"]
+__all__ = ["device_memory_bytes", "serve"]
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
+UNKNOWN_MEMORY_BYTES = 4 << 30
 
 
 @click.command(context_settings={"auto_envvar_prefix": "HEADRACE", "show_default": True})
@@ -99,7 +99,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
             built = build_engine(
                 checkpoint,
                 engine_options,
-                memory_bytes=read_machine().memory_bytes or 4 * GIB,
+                memory_bytes=device_memory_bytes(jax.devices()[0]),
                 eos_token_ids=tokenizer.eos_ids,
                 weights_progress=weights,
                 compile_progress=compiling,
@@ -234,6 +234,12 @@ def _read_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.ClickException(f"cannot read --chat-template {path}: {error}") from error
+
+
+def device_memory_bytes(device: jax.Device) -> int:
+    """Return the memory of a device: its own where it has some, as GPUs do, else the machine's."""
+    own: int | None = (device.memory_stats() or {}).get("bytes_limit")
+    return own or read_machine().memory_bytes or UNKNOWN_MEMORY_BYTES
 
 
 def _programs_dir() -> Path | None:

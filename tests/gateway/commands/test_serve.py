@@ -5,7 +5,9 @@ import socket
 import pytest
 
 from gateway.cli import main
-from gateway.commands.serve import serve
+from gateway.commands import serve as serve_module
+from gateway.commands.serve import device_memory_bytes, serve
+from gateway.machine import read_machine
 from golden_model import TINY_DIR
 
 TINY = str(TINY_DIR / "llama")
@@ -192,3 +194,28 @@ def test_help_names_every_option_and_its_default(capsys):
     assert "[default: 127.0.0.1]" in shown
     assert "HEADRACE_<OPTION>" in shown
     assert "MODEL is a directory" in shown
+
+
+class Device:
+    def __init__(self, stats):
+        self._stats = stats
+
+    def memory_stats(self):
+        return self._stats
+
+
+@pytest.mark.parametrize("stats", [None, {}, {"bytes_in_use": 5}])
+def test_a_device_without_memory_of_its_own_has_that_of_the_machine(stats):
+    assert device_memory_bytes(Device(stats)) == read_machine().memory_bytes > 1 << 30
+
+
+def test_a_device_with_memory_of_its_own_has_that_and_no_more():
+    assert device_memory_bytes(Device({"bytes_limit": 123 << 30})) == 123 << 30
+
+
+def test_where_no_memory_is_known_there_is_a_little(monkeypatch):
+    class Unknown:
+        memory_bytes = None
+
+    monkeypatch.setattr(serve_module, "read_machine", Unknown)
+    assert device_memory_bytes(Device(None)) == 4 << 30
