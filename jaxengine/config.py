@@ -9,6 +9,9 @@ from kernels_pallas.kernel_names import AttentionKernel
 
 __all__ = ["BatchingMode", "Dtype", "EngineConfig", "KVCacheDtype", "SchedulingPolicy"]
 
+# The native kernel attends to the queries of a few tokens at once in about the time of one.
+NATIVE_LEAST_CHUNK = 4
+
 Dtype = Literal["bfloat16", "float32"]
 KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
 BatchingMode = Literal["continuous", "dynamic", "static"]
@@ -156,6 +159,14 @@ class EngineConfig:
     def max_blocks_per_seq(self) -> int:
         """M: width of the block tables."""
         return math.ceil(self.max_model_len / self.block_size)
+
+    @property
+    def least_chunk(self) -> int:
+        """Prompt tokens that a step takes even where it has no time for them.
+
+        Fewer would take as long: a chunk reads its whole context, however short it is.
+        """
+        return NATIVE_LEAST_CHUNK if self.attention_kernel == "native" else self.block_size
 
     @property
     def watermark_blocks(self) -> int:

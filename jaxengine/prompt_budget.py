@@ -17,7 +17,7 @@ class PromptBudget:
     def __init__(self, config: EngineConfig, step_times: StepTimeModel | None) -> None:
         self._threshold = config.long_prefill_token_threshold
         self._target_itl_s = config.target_itl_s
-        self._least = config.block_size
+        self._least = config.least_chunk
         self._step_times = step_times
 
     def most_tokens(

@@ -34,6 +34,7 @@ class StepDraft:
         self._ended_row_slots = 0
         self._decode_context = 0
         self._prefill_context = 0
+        self._chunk_context = 0
         self._num_sampled = 0
 
     @property
@@ -51,6 +52,7 @@ class StepDraft:
             decode_context=self._decode_context,
             prefill_context=self._prefill_context,
             num_sampled=self._num_sampled,
+            chunk_context=self._chunk_context,
         )
 
     def take(self, request: Request, num_new_tokens: int) -> None:
@@ -83,6 +85,7 @@ class StepDraft:
             self._decode_context += end
         else:
             self._prefill_context += _context_pairs(first, end)
+            self._chunk_context += end
 
     def take_token(self, request: Request) -> None:
         """Do as `take` does with a request that needs one token, its last: most of the work."""

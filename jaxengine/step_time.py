@@ -1,8 +1,10 @@
 """How long a step will take: a linear model that is fitted while serving.
 
     time = base of the bucket
-           + decode slope x decode_context + prefill slope x prefill_context
+           + context slope x (decode_context + chunk_context) + prefill slope x prefill_context
            + sampling slope x rows that are drawn at random
+
+A decode and a chunk both read their context once; a chunk of many tokens computes more with it.
 
 The bases come from the warm-up, which runs every bucket without sequences; the slopes start at
 nothing and are learned from the first steps on. Both are then followed by a Kalman filter, with
@@ -72,6 +74,7 @@ class StepWork(NamedTuple):
         decode_context: positions that sequences with a single token attend to, in all.
         prefill_context: positions that the tokens of all others attend to, in all.
         num_sampled: sequences whose next token is drawn at random.
+        chunk_context: positions up to the last token of each sequence with several, in all.
     """
 
     num_tokens: int
@@ -80,6 +83,7 @@ class StepWork(NamedTuple):
     decode_context: int
     prefill_context: int
     num_sampled: int
+    chunk_context: int
 
 
 class StepTimeModel:
@@ -114,9 +118,9 @@ class StepTimeModel:
 
     @property
     def slopes_s(self) -> tuple[float, float, float]:
-        """Time per position that a decode attends to, that a prompt token does, and drawn row."""
-        decode, prefill, sampling = self._parameters[-3:]
-        return decode, prefill, sampling
+        """Time per position read, per position that a prompt token attends to, and drawn row."""
+        context, prefill, sampling = self._parameters[-3:]
+        return context, prefill, sampling
 
     @property
     def spread(self) -> float:
@@ -148,16 +152,16 @@ class StepTimeModel:
         index = self._index_of_bucket(work)
         predicted_s = self._time_s(index, work)
         error_s = duration_s - predicted_s
-        decode, prefill, drawn = self._features(index, work)
+        context, prefill, drawn = self._features(index, work)
         # Covariance of each parameter with the prediction.
         shared = [
-            row[index] + row[-3] * decode + row[-2] * prefill + row[-1] * drawn
+            row[index] + row[-3] * context + row[-2] * prefill + row[-1] * drawn
             for row in self._covariance
         ]
         variance = (
             (SPREAD_TO_DEVIATION * self._spread * predicted_s) ** 2
             + shared[index]
-            + shared[-3] * decode
+            + shared[-3] * context
             + shared[-2] * prefill
             + shared[-1] * drawn
         )
@@ -203,10 +207,11 @@ class StepTimeModel:
         Raises:
             ValueError: no bucket holds the step so far.
         """
-        pair_s = self._parameters[-2]
+        position_s, pair_s = self._parameters[-3:-1]
         left_s = limit_s / (1 + self.margin) - pair_s * work.prefill_context
-        # The attention of prompts costs the same however they are cut: no part of their speed.
-        rest = work._replace(prefill_context=0)
+        left_s -= position_s * work.chunk_context
+        # The attention of prompts costs much the same however they are cut: no part of their speed.
+        rest = work._replace(prefill_context=0, chunk_context=0)
         # Prompt tokens so far, but for one of each prompt.
         num_before = work.num_tokens - work.num_seqs
         best, best_speed = 0, num_before / self.predict(rest)
@@ -216,7 +221,7 @@ class StepTimeModel:
             if bucket.decode_only or work.num_seqs >= bucket.num_seqs or room <= num_filled:
                 continue
             rest_s = self._time_s(index, rest)
-            num_fitting = _most_tokens(left_s - rest_s, pair_s, first_position, room)
+            num_fitting = _most_tokens(left_s - rest_s, position_s, pair_s, first_position, room)
             if num_fitting > num_filled:
                 if num_fitting == at_most:
                     return at_most
@@ -240,12 +245,12 @@ class StepTimeModel:
         """Return what the slopes are multiplied with, in a bucket that holds the step."""
         # If one row is drawn at random, all rows of the bucket are.
         num_drawn = self._buckets[index].num_seqs if work.num_sampled else 0
-        return work.decode_context, work.prefill_context, num_drawn
+        return work.decode_context + work.chunk_context, work.prefill_context, num_drawn
 
     def _time_s(self, index: int, work: StepWork) -> float:
-        decode, prefill, drawn = self._features(index, work)
+        context, prefill, drawn = self._features(index, work)
         values = self._parameters
-        return values[index] + values[-3] * decode + values[-2] * prefill + values[-1] * drawn
+        return values[index] + values[-3] * context + values[-2] * prefill + values[-1] * drawn
 
     def _learn_spread(self, relative_error: float) -> None:
         """Follow the mean absolute error, and the quantile by Robbins and Monro's steps."""
@@ -273,14 +278,17 @@ def _covariance(bases_s: list[float], slope_spreads_s: list[float]) -> list[list
     return of_bases + of_slopes
 
 
-def _most_tokens(left_s: float, pair_s: float, first_position: int, room: int) -> int:
+def _most_tokens(
+    left_s: float, position_s: float, pair_s: float, first_position: int, room: int
+) -> int:
     """Return how many of `room` tokens from a position on can attend in the time that is left.
 
-    n tokens attend to n (2 first_position + n + 1) / 2 positions.
+    n tokens read first_position + n positions, and attend to n (2 first_position + n + 1) / 2.
     """
+    left_s -= position_s * first_position
     if left_s < 0:
         return 0
-    if pair_s * room * (2 * first_position + room + 1) / 2 <= left_s:
+    one_s = position_s + pair_s * (first_position + 0.5)
+    if one_s * room + pair_s * room * room / 2 <= left_s:
         return room
-    half = first_position + 0.5
-    return int(math.sqrt(half * half + 2 * left_s / pair_s) - half)
+    return int(2 * left_s / (one_s + math.sqrt(one_s * one_s + 2 * pair_s * left_s)))

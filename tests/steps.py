@@ -16,6 +16,7 @@ def step_of(*items: ScheduledRequest, **fields) -> SchedulerOutput:
         decode_context=0,
         prefill_context=0,
         num_sampled=0,
+        chunk_context=0,
     )
     return SchedulerOutput(
         scheduled=items, **({"num_tokens": num_tokens, "num_preempted": 0, "work": work} | fields)

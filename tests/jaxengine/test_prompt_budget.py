@@ -50,6 +50,13 @@ def test_the_time_is_bounded_only_where_streams_run():
     assert most(budget, draft_with(0), 200) == 100
 
 
+def test_the_native_kernel_moves_a_prompt_on_by_less_than_a_block():
+    config = EngineConfig(target_itl_s=0.01, attention_kernel="native")
+    budget = PromptBudget(config, OneMillisecondPerToken())
+    assert most(budget, draft_with(20), 200) == 4
+    assert most(budget, draft_with(5), 200) == 5
+
+
 def test_the_first_prompt_of_a_step_gets_a_block_even_if_no_time_is_left():
     config = EngineConfig(target_itl_s=0.01, block_size=16)
     budget = PromptBudget(config, OneMillisecondPerToken())

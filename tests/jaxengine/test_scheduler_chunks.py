@@ -173,8 +173,8 @@ def test_the_engine_teaches_the_model_what_steps_took_and_says_how_wrong_it_was(
     loop.run()
     # Launched one look at the clock before the tokens are here: a second.
     assert law.observed == [
-        (StepWork(3, 1, False, 0, 6, 0), 1.0),
-        (StepWork(1, 1, True, 4, 0, 0), 1.0),
+        (StepWork(3, 1, False, 0, 6, 0, 3), 1.0),
+        (StepWork(1, 1, True, 4, 0, 0, 0), 1.0),
     ]
     predicted = [law.predict(work) for work, _ in law.observed]
     assert predicted == pytest.approx([0.0136, 0.0114])

@@ -29,7 +29,7 @@ def test_an_empty_draft_is_an_empty_step():
     output = draft.output(num_preempted=0)
     assert output.is_empty
     assert (output.num_tokens, output.wasted_slots) == (0, 0)
-    assert draft.work == StepWork(0, 0, True, 0, 0, 0)
+    assert draft.work == StepWork(0, 0, True, 0, 0, 0, 0)
 
 
 def test_a_part_of_a_prompt_is_counted_and_charged():
@@ -42,7 +42,7 @@ def test_a_part_of_a_prompt_is_counted_and_charged():
     assert (request.num_computed_tokens, request.num_pending_tokens) == (4, 0)
     assert request.account.service == 4
     # Token i attends to i + 1 positions: 1 + 2 + 3 + 4.
-    assert draft.work == StepWork(4, 1, False, 0, 10, 0)
+    assert draft.work == StepWork(4, 1, False, 0, 10, 0, 4)
 
 
 def test_the_rest_of_a_prompt_samples():
@@ -51,7 +51,7 @@ def test_the_rest_of_a_prompt_samples():
     assert draft.scheduled[0].samples
     assert request.num_pending_tokens == 1
     # 5 + 6 + ... + 10 = 45; drawn at random.
-    assert draft.work == StepWork(6, 1, False, 0, 45, 1)
+    assert draft.work == StepWork(6, 1, False, 0, 45, 1, 10)
 
 
 def test_one_token_of_a_prompt_counts_as_a_decode():
@@ -59,7 +59,7 @@ def test_one_token_of_a_prompt_counts_as_a_decode():
     draft.take(request, 1)
     assert (draft.num_decodes, draft.has_prompts) == (1, False)
     assert not draft.scheduled[0].samples
-    assert draft.work == StepWork(1, 1, True, 9, 0, 0)
+    assert draft.work == StepWork(1, 1, True, 9, 0, 0, 0)
 
 
 def test_a_token_known_on_the_host_and_one_that_is_pending():
@@ -72,7 +72,7 @@ def test_a_token_known_on_the_host_and_one_that_is_pending():
     assert all(item.samples and item.num_new_tokens == 1 for item in draft.scheduled)
     assert (known.num_pending_tokens, pending.num_pending_tokens) == (1, 2)
     assert (known.num_computed_tokens, pending.num_computed_tokens) == (11, 11)
-    assert draft.work == StepWork(2, 2, True, 22, 0, 0)
+    assert draft.work == StepWork(2, 2, True, 22, 0, 0, 0)
 
 
 def test_take_and_take_token_do_the_same_with_one_token():

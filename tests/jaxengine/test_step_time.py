@@ -21,7 +21,7 @@ def new_model():
 
 
 def decodes(count, context, *, num_sampled=0):
-    return StepWork(count, count, True, count * context, 0, num_sampled)
+    return StepWork(count, count, True, count * context, 0, num_sampled, 0)
 
 
 def with_chunk(work, first_position, num_tokens):
@@ -32,6 +32,7 @@ def with_chunk(work, first_position, num_tokens):
         num_seqs=work.num_seqs + 1,
         decode_only=False,
         prefill_context=work.prefill_context + pairs,
+        chunk_context=work.chunk_context + first_position + num_tokens,
     )
 
 
@@ -39,7 +40,7 @@ def random_work(rng):
     num_decodes = rng.randint(1, 60)
     num_sampled = rng.choice((0, num_decodes))
     context = sum(rng.randint(20, 1500) for _ in range(num_decodes))
-    work = StepWork(num_decodes, num_decodes, True, context, 0, num_sampled)
+    work = StepWork(num_decodes, num_decodes, True, context, 0, num_sampled, 0)
     if rng.random() < 0.4:
         work = with_chunk(work, rng.randint(0, 1500), rng.randint(2, 400))
     return work
@@ -53,11 +54,11 @@ def bucket_of(work):
 
 def true_time_s(work, slopes, *, slowdown=1.0):
     bucket = bucket_of(work)
-    decode, prefill, sampling = slopes
+    position, prefill, sampling = slopes
     drawn = bucket.num_seqs if work.num_sampled else 0
     return slowdown * (
         TIMES_S[bucket]
-        + decode * work.decode_context
+        + position * (work.decode_context + work.chunk_context)
         + prefill * work.prefill_context
         + sampling * drawn
     )
@@ -164,12 +165,15 @@ def test_no_time_and_no_slope_is_ever_negative(observed, work):
     assert model.margin >= 0
 
 
-@given(observations, works, st.integers(0, 10**6), st.integers(0, 10**6))
-def test_more_context_never_takes_less_time(observed, work, decode_context, prefill_context):
+@given(observations, works, *[st.integers(0, 10**6)] * 3)
+def test_more_context_never_takes_less_time(
+    observed, work, decode_context, prefill_context, chunk_context
+):
     model = taught(observed)
     more = work._replace(
         decode_context=work.decode_context + decode_context,
         prefill_context=work.prefill_context + prefill_context,
+        chunk_context=work.chunk_context + chunk_context,
     )
     assert model.predict(more) >= model.predict(work)
 
@@ -232,7 +236,7 @@ def test_a_chunk_is_as_long_as_fits_or_fills_the_bucket_where_prompts_are_fastes
     def speed(length):
         """Prompt tokens by the time that the step takes without their attention."""
         longer = work if length == 0 else with_chunk(work, first_position, length)
-        rest_s = model.predict(longer._replace(prefill_context=0))
+        rest_s = model.predict(longer._replace(prefill_context=0, chunk_context=0))
         return (longer.num_tokens - work.num_seqs) / rest_s
 
     fitting = [length for length, time_s in times_s.items() if time_s <= limit_s * (1 - 1e-9)]

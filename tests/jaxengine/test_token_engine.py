@@ -7,7 +7,7 @@ from fakes import FakeEngine
 from jaxengine.async_engine import AsyncEngine
 from jaxengine.token_engine import EngineLimits, TokenEngine
 
-METHODS = ["check_capacity", "submit", "stats", "stop"]
+METHODS = ["check_capacity", "set_tenant_weights", "submit", "stats", "stop"]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -33,7 +33,7 @@ def rng():
 
 
 def test_a_linear_layer_is_x_times_the_transposed_weight_plus_bias():
-    linear = Linear(2, 3, bias=True, dtype=jnp.float32)
+    linear = Linear(2, 3, bias=True, dtype=jnp.float32, packed=False)
     linear.weight[...] = jnp.array([[1.0, 2], [3, 4], [5, 6]])
     linear.bias[...] = jnp.array([10.0, 20, 30])
     # 1 * 1 + 2 * 10 + 10, 3 * 1 + 4 * 10 + 20, 5 * 1 + 6 * 10 + 30
@@ -41,7 +41,7 @@ def test_a_linear_layer_is_x_times_the_transposed_weight_plus_bias():
 
 
 def test_a_linear_layer_without_bias_has_none():
-    assert Linear(2, 3, bias=False, dtype=jnp.float32).bias is None
+    assert Linear(2, 3, bias=False, dtype=jnp.float32, packed=False).bias is None
 
 
 def test_a_bf16_product_rounds_x_once_and_sums_in_f32(rng):
