@@ -17,6 +17,7 @@ from bench.report import write_json
 from bench.simulation.calibration import CalibratedDevice, calibrate
 from bench.simulation.device import MODELS, DeviceModel, RooflineDevice
 from bench.simulation.engine_sizes import (
+    ATTENTION_KERNELS,
     BATCHING_MODES,
     SCHEDULING_POLICIES,
     EngineSizes,
@@ -245,6 +246,11 @@ SHARE = click.FloatRange(min=0, max=1)
 @click.option("--queue-timeout", type=POSITIVE, help="Seconds after which who waits leaves.")
 @click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True)
 @click.option("--overlap/--no-overlap", default=True, show_default=True)
+@click.option(
+    "--attention-kernel",
+    type=click.Choice(ATTENTION_KERNELS),
+    help="Decides which sizes are compiled. [default: what the device has]",
+)
 @click.option("--goodput", callback=parse_goodput, help="An objective: ttft:500,itl:50,e2e:10000.")
 @click.option(
     "--processes",
@@ -308,6 +314,7 @@ def make_fleet(options: dict[str, Any], device: DeviceModel) -> Fleet:
         queue_timeout_s=options["queue_timeout"],
         enable_prefix_caching=options["prefix_caching"],
         overlap=options["overlap"],
+        attention_kernel=options["attention_kernel"],
     )
     return Fleet(config=engine_for(device, sizes), device=device)
 

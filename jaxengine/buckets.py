@@ -14,8 +14,8 @@ SMALLEST_BUCKET = 8
 # Tokens of mixed steps, up to what a step can hold. Time is about linear in them.
 MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# Sizes between them. Worth their compilation where prompts are cut to a time, because a step just
-# too long for its limit would otherwise fall to half, and where decode-only steps need none.
+# Sizes between them, worth their compilation where prompts are cut to a time: a step just too long
+# for its limit would otherwise fall to half.
 SIZES_BETWEEN = (96, 192, 384, 768, 1536, 3072, 6144, 12288, 24576)
 
 
@@ -41,7 +41,7 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     With `target_itl_s` there are as many mixed sizes again between them, but for the smallest.
     Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
     fills: each costs seconds to compile. The native kernel takes a ragged batch as it is, so that
-    there is nothing to be gained from decode-only steps; it has the sizes between for them.
+    there is nothing to be gained from decode-only steps.
     """
     is_ragged = config.attention_kernel == "native"
     most_seqs = max(config.max_num_seqs, SMALLEST_BUCKET)
@@ -53,8 +53,7 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     token_buckets = config.token_buckets
     if not token_buckets:
         largest = max(config.max_num_batched_tokens, size)
-        is_fine = is_ragged or config.target_itl_s is not None
-        sizes = (*MIXED_SIZES, *SIZES_BETWEEN) if is_fine else MIXED_SIZES
+        sizes = MIXED_SIZES if config.target_itl_s is None else (*MIXED_SIZES, *SIZES_BETWEEN)
         token_buckets = tuple(sorted({largest, *(t for t in sizes if t < largest)}))
     mixed_sizes = {max(tokens, SMALLEST_BUCKET) for tokens in token_buckets}
     if is_ragged:

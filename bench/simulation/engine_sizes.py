@@ -6,9 +6,17 @@ from typing import get_args
 
 from bench.simulation.device import DeviceModel, RooflineDevice
 from jaxengine.config import BatchingMode, EngineConfig, SchedulingPolicy
+from kernels_pallas.kernel_names import AttentionKernel
 
-__all__ = ["BATCHING_MODES", "SCHEDULING_POLICIES", "EngineSizes", "engine_for"]
+__all__ = [
+    "ATTENTION_KERNELS",
+    "BATCHING_MODES",
+    "SCHEDULING_POLICIES",
+    "EngineSizes",
+    "engine_for",
+]
 
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
 BATCHING_MODES: tuple[BatchingMode, ...] = get_args(BatchingMode)
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 
@@ -28,14 +36,15 @@ class EngineSizes:
     queue_timeout_s: float | None = None
     enable_prefix_caching: bool = True
     overlap: bool = True
+    attention_kernel: AttentionKernel | None = None
 
 
 def engine_for(device: DeviceModel, sizes: EngineSizes) -> EngineConfig:
     """Fill in what is not given.
 
-    An accelerator gets large steps and as many blocks as its memory holds; large blocks, because
-    each is an object here. A calibrated device gets what `headrace serve` takes on a CPU, and
-    blocks enough for every request at its longest.
+    The kernel decides which sizes are compiled. An accelerator gets large steps and as many blocks
+    as its memory holds; large blocks, because each is an object here. A calibrated device gets what
+    `headrace serve` takes on a CPU, and blocks enough for every request at its longest.
 
     Raises:
         ValueError: the sizes contradict each other.
@@ -62,4 +71,5 @@ def engine_for(device: DeviceModel, sizes: EngineSizes) -> EngineConfig:
         queue_timeout_s=sizes.queue_timeout_s,
         enable_prefix_caching=sizes.enable_prefix_caching,
         overlap=sizes.overlap,
+        attention_kernel=sizes.attention_kernel or ("mosaic_gpu" if is_large else "native"),
     )

@@ -38,11 +38,11 @@ def test_buckets_follow_from_the_budgets(changes, decode_sizes, mixed_sizes):
     ]
 
 
-def test_a_ragged_kernel_needs_no_decode_only_steps_and_has_sizes_between_for_them():
+def test_a_ragged_kernel_needs_no_decode_only_steps():
     config = EngineConfig(attention_kernel="native")
     assert buckets_for(config) == [
         Bucket(tokens, min(tokens, 64), False)
-        for tokens in (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+        for tokens in (8, 16, 32, 64, 128, 256, 512)
     ]
     config = EngineConfig(attention_kernel="native", max_num_seqs=3, max_num_batched_tokens=40)
     assert buckets_for(config) == [Bucket(tokens, 8, False) for tokens in (8, 32, 40)]

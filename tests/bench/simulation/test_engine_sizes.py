@@ -30,6 +30,7 @@ def test_what_is_given_is_taken():
         queue_timeout_s=9.0,
         enable_prefix_caching=False,
         overlap=False,
+        attention_kernel="reference",
     )
     config = engine_for(FixedDevice(), sizes)
     for name in EngineSizes.__dataclass_fields__:
