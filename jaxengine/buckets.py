@@ -11,11 +11,14 @@ __all__ = ["Bucket", "buckets_for", "smallest_bucket"]
 # to eight they cost the same, since reading the weights is what takes the time.
 SMALLEST_BUCKET = 8
 
+# The products of the native kernel take sixteen rows in the time of one.
+SMALLEST_RAGGED_BUCKET = 16
+
 # Tokens of mixed steps, up to what a step can hold. Time is about linear in them.
 MIXED_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-# Sizes between them, worth their compilation where prompts are cut to a time: a step just too long
-# for its limit would otherwise fall to half.
+# Sizes between them. Worth their compilation where prompts are cut to a time, because a step just
+# too long for its limit would otherwise fall to half, and where decode-only steps need none.
 SIZES_BETWEEN = (96, 192, 384, 768, 1536, 3072, 6144, 12288, 24576)
 
 
@@ -41,11 +44,12 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     With `target_itl_s` there are as many mixed sizes again between them, but for the smallest.
     Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
     fills: each costs seconds to compile. The native kernel takes a ragged batch as it is, so that
-    there is nothing to be gained from decode-only steps.
+    there is nothing to be gained from decode-only steps; it has the sizes between for them.
     """
     is_ragged = config.attention_kernel == "native"
-    most_seqs = max(config.max_num_seqs, SMALLEST_BUCKET)
-    decode_sizes, size = [], SMALLEST_BUCKET
+    smallest = SMALLEST_RAGGED_BUCKET if is_ragged else SMALLEST_BUCKET
+    most_seqs = max(config.max_num_seqs, smallest)
+    decode_sizes, size = [], smallest
     while size < most_seqs:
         decode_sizes.append(size)
         size *= 2
@@ -53,9 +57,10 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     token_buckets = config.token_buckets
     if not token_buckets:
         largest = max(config.max_num_batched_tokens, size)
-        sizes = MIXED_SIZES if config.target_itl_s is None else (*MIXED_SIZES, *SIZES_BETWEEN)
+        is_fine = is_ragged or config.target_itl_s is not None
+        sizes = (*MIXED_SIZES, *SIZES_BETWEEN) if is_fine else MIXED_SIZES
         token_buckets = tuple(sorted({largest, *(t for t in sizes if t < largest)}))
-    mixed_sizes = {max(tokens, SMALLEST_BUCKET) for tokens in token_buckets}
+    mixed_sizes = {max(tokens, smallest) for tokens in token_buckets}
     if is_ragged:
         mixed_sizes.update(decode_sizes)
         decode_sizes = []

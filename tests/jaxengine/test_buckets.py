@@ -38,17 +38,17 @@ def test_buckets_follow_from_the_budgets(changes, decode_sizes, mixed_sizes):
     ]
 
 
-def test_a_ragged_kernel_needs_no_decode_only_steps():
+def test_a_ragged_kernel_needs_no_decode_only_steps_and_has_sizes_between_for_them():
     config = EngineConfig(attention_kernel="native")
     assert buckets_for(config) == [
         Bucket(tokens, min(tokens, 64), False)
-        for tokens in (8, 16, 32, 64, 128, 256, 512)
+        for tokens in (16, 32, 64, 96, 128, 192, 256, 384, 512)
     ]
     config = EngineConfig(attention_kernel="native", max_num_seqs=3, max_num_batched_tokens=40)
-    assert buckets_for(config) == [Bucket(tokens, 8, False) for tokens in (8, 32, 40)]
+    assert buckets_for(config) == [Bucket(tokens, 16, False) for tokens in (16, 32, 40)]
     config = EngineConfig(attention_kernel="native", max_num_seqs=20, token_buckets=(64, 512))
     assert buckets_for(config) == [
-        Bucket(tokens, min(tokens, 32), False) for tokens in (8, 16, 32, 64, 512)
+        Bucket(tokens, min(tokens, 32), False) for tokens in (16, 32, 64, 512)
     ]
 
 
