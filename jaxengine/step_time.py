@@ -53,10 +53,6 @@ LEAST_SPREAD = 0.01
 SPREAD_RATE = 0.02
 SPREAD_CLIP = 3
 
-# Share of steps that the margin covers, and how fast it follows per step, in spreads.
-MARGIN_QUANTILE = 0.9
-MARGIN_RATE = 0.05
-
 # A base falls to no less than this share of the time of the warm-up, so that times are positive.
 LEAST_BASE = 0.01
 
@@ -109,7 +105,6 @@ class StepTimeModel:
             bases, [spread_s * RESTING_SLOPE_SPREAD for spread_s in slope_spreads_s]
         )
         self._spread = FIRST_SPREAD
-        self._margin_in_spreads = 1.0
 
     @property
     def base_times_s(self) -> dict[Bucket, float]:
@@ -126,11 +121,6 @@ class StepTimeModel:
     def spread(self) -> float:
         """Mean relative error of the last steps, outliers clipped."""
         return self._spread
-
-    @property
-    def margin(self) -> float:
-        """What 9 of 10 steps do not exceed their prediction by, as a share of it."""
-        return self._margin_in_spreads * self._spread
 
     def predict(self, work: StepWork) -> float:
         """Return the seconds that a step is expected to take.
@@ -196,7 +186,7 @@ class StepTimeModel:
         as full. May be off where the prompt ends and is the first to be sampled at random.
 
         Args:
-            limit_s: how long the step may take, in 9 of 10 cases.
+            limit_s: how long the step should take.
             work: the step so far.
             first_position: of the tokens in their prompt.
             at_most: tokens that are left of it, or of the budget.
@@ -208,7 +198,7 @@ class StepTimeModel:
             ValueError: no bucket holds the step so far.
         """
         position_s, pair_s = self._parameters[-3:-1]
-        left_s = limit_s / (1 + self.margin) - pair_s * work.prefill_context
+        left_s = limit_s - pair_s * work.prefill_context
         left_s -= position_s * work.chunk_context
         # The attention of prompts costs much the same however they are cut: no part of their speed.
         rest = work._replace(prefill_context=0, chunk_context=0)
@@ -253,10 +243,7 @@ class StepTimeModel:
         return values[index] + values[-3] * context + values[-2] * prefill + values[-1] * drawn
 
     def _learn_spread(self, relative_error: float) -> None:
-        """Follow the mean absolute error, and the quantile by Robbins and Monro's steps."""
-        is_covered = relative_error <= self.margin
-        step = MARGIN_RATE * (MARGIN_QUANTILE - is_covered)
-        self._margin_in_spreads = max(self._margin_in_spreads + step, 0.0)
+        """Follow the mean absolute error."""
         clipped = min(abs(relative_error), SPREAD_CLIP * self._spread)
         self._spread = max(self._spread + SPREAD_RATE * (clipped - self._spread), LEAST_SPREAD)
 
