@@ -173,7 +173,14 @@ class AsyncEngine:
                 field="prompt",
                 code="context_length_exceeded",
             )
-        for field, ids in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
+        all_ids: Mapping[str, Sequence[int]] = {
+            "prompt": prompt_token_ids,
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "logit_bias": [token_id for token_id, _ in params.logit_bias],
+            "bad_words": [token_id for word in params.bad_words for token_id in word],
+        }
+        for field, ids in all_ids.items():
             if ids and (min(ids) < 0 or max(ids) >= limits.vocab_size):
                 raise InvalidRequestError(
                     f"{field} has a token id outside the vocabulary of {limits.vocab_size}",

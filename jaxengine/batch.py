@@ -114,7 +114,8 @@ class PackedStep(NamedTuple):
     Attributes:
         packed: the buffer; a fresh one, because the device may keep using it.
         sequences: for each scheduled request its sequence in the batch.
-        rules: sequences that have rules about tokens, and these.
+        rules: sequences that have rules about tokens, these, and the number of tokens of the
+            answer before the one to sample.
         logprobs: indices of scheduled requests that get the log-probabilities of a sampled token.
         prompt_logprobs: (index of a scheduled request that gets those of prompt tokens, packed
             index of its first token, number of its tokens).
@@ -123,7 +124,7 @@ class PackedStep(NamedTuple):
     layout: "BatchLayout"
     packed: NDArray[np.int32]
     sequences: list[int]
-    rules: list[tuple[int, TokenRules]]
+    rules: list[tuple[int, TokenRules, int]]
     logprobs: list[int]
     prompt_logprobs: list[tuple[int, int, int]]
 
@@ -281,7 +282,7 @@ class BatchBuilder:
         views["rows"][:] = self._spare_row
         views["suppressed_ids"][:] = -1
         views["targets"][:] = -1
-        rules: list[tuple[int, TokenRules]] = []
+        rules: list[tuple[int, TokenRules, int]] = []
         logprobs: list[int] = []
         prompt_logprobs: list[tuple[int, int, int]] = []
         start = 0
@@ -292,7 +293,9 @@ class BatchBuilder:
             if item.samples:
                 if item.request.rules is not None:
                     _pack_rules(views, seq, item.request.rules)
-                    rules.append((seq, item.request.rules))
+                    end = item.first_position + item.num_new_tokens
+                    num_before = end - item.request.num_prompt_tokens
+                    rules.append((seq, item.request.rules, num_before))
                 if item.request.params.logprobs is not None:
                     logprobs.append(index)
             if _has_targets(item):

@@ -101,7 +101,7 @@ class MemoryUse:
     Attributes:
         weights: of the model, as they are on the device.
         kv_cache: of all blocks, the reserved one included.
-        workspace: what the largest step takes besides.
+        workspace: what the largest step takes besides, and what all steps share.
         available: memory of the device.
     """
 

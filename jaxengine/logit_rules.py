@@ -8,7 +8,7 @@ Letters: S sequences, V vocabulary, L positions of a sequence.
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxengine.batch import RulesBatch
 from jaxengine.rule_arrays import RuleArrays
@@ -16,6 +16,9 @@ from jaxengine.sampling import REMOVED
 from jaxengine.token_rules import GENERATED
 
 __all__ = ["apply_rules"]
+
+# Positions of a history that are counted together.
+COLUMNS_AT_ONCE = 256
 
 
 def apply_rules(
@@ -58,15 +61,7 @@ def _add_biases(logits_SV: Array, biases_S2B: Int[Array, "S 2 B"]) -> Array:
 def _penalize(
     logits_SV: Array, rules: RulesBatch, histories_SL: Int[Array, "S L"], pending_S: Array
 ) -> Array:
-    vocab = logits_SV.shape[-1]
-    pending_S = jnp.where(pending_S < 0, -1, pending_S | GENERATED)
-    ids_SL = jnp.concatenate([histories_SL, pending_S[:, None]], axis=1)
-    seqs = jnp.arange(ids_SL.shape[0])[:, None]
-    tokens_SL = jnp.where(ids_SL < 0, vocab, ids_SL & (GENERATED - 1))
-    generated_SL = ((ids_SL & GENERATED) != 0).astype(jnp.int32)
-    counts_SV = jnp.zeros(logits_SV.shape, jnp.int32)
-    counts_SV = counts_SV.at[seqs, tokens_SL].add(generated_SL, mode="drop")
-    seen_SV = jnp.zeros(logits_SV.shape, jnp.bool_).at[seqs, tokens_SL].set(True, mode="drop")
+    counts_SV, seen_SV = _count(histories_SL, pending_S, logits_SV.shape[-1])
     repetition_S1 = rules.repetition_penalty[:, None]
     repeated_SV = jnp.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
     # Sequences without rules have zeros.
@@ -75,6 +70,39 @@ def _penalize(
     logits_SV = jnp.where(counts_SV > 0, logits_SV - off_SV, logits_SV)
     off_S1 = rules.presence_penalty[:, None]
     return jnp.where(counts_SV > 0, logits_SV - off_S1, logits_SV)
+
+
+def _count(
+    histories_SL: Int[Array, "S L"], pending_S: Array, vocab: int
+) -> tuple[Int[Array, "S V"], Bool[Array, "S V"]]:
+    """Return how often each sequence has generated each token, and whether it has it at all.
+
+    Columns are taken in by chunks, as many as the longest history needs: one request with
+    penalties does not make all pay for the longest one that is possible.
+    """
+    num_seqs, length = histories_SL.shape
+    chunk = min(COLUMNS_AT_ONCE, length)
+    seqs = jnp.arange(num_seqs)[:, None]
+
+    def take_in(ids_SC: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        counts_SV, seen_SV = found
+        # Unused entries point past the end and are dropped.
+        tokens_SC = jnp.where(ids_SC < 0, vocab, ids_SC & (GENERATED - 1))
+        generated_SC = ((ids_SC >= 0) & ((ids_SC & GENERATED) != 0)).astype(jnp.int32)
+        counts_SV = counts_SV.at[seqs, tokens_SC].add(generated_SC, mode="drop")
+        return counts_SV, seen_SV.at[seqs, tokens_SC].set(True, mode="drop")
+
+    def take_in_chunk(index: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        first = index * chunk
+        start = jnp.minimum(first, length - chunk)  # of the last one, a part was there before
+        ids_SC = lax.dynamic_slice_in_dim(histories_SL, start, chunk, axis=1)
+        return take_in(jnp.where(start + jnp.arange(chunk) < first, -1, ids_SC), found)
+
+    none = jnp.zeros((num_seqs, vocab), jnp.int32), jnp.zeros((num_seqs, vocab), jnp.bool_)
+    found = take_in(jnp.where(pending_S < 0, -1, pending_S | GENERATED)[:, None], none)
+    longest = jnp.max(jnp.where(histories_SL >= 0, jnp.arange(1, length + 1), 0))
+    counts_SV, seen_SV = lax.fori_loop(0, (longest + chunk - 1) // chunk, take_in_chunk, found)
+    return counts_SV, seen_SV
 
 
 def _mask(logits_SV: Array, masks_SW: Int[Array, "S W"]) -> Array:

@@ -145,9 +145,14 @@ class JaxModelRunner:
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory that the largest step takes besides weights and state, known after `warm_up`."""
+        """Memory that steps take besides weights and state, known after `warm_up`.
+
+        That of the largest one, and the arrays that steps without rules about tokens share.
+        """
         analyses = [program.memory_analysis() for program in self._programs.values()]
-        return max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
+        largest: int = max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
+        shared: int = sum(array.nbytes for array in jax.tree.leaves(self._no_rules))
+        return largest + shared
 
     @property
     def bucket_times_s(self) -> dict[Bucket, float]:

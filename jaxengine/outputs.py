@@ -62,7 +62,8 @@ class RequestTiming:
         ttft_s: from arrival to the first token (queue included); None if there was none.
         e2e_s: from arrival to the end.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
-        num_preemptions: times the request lost its blocks and was recomputed.
+        num_preemptions: times it made room for another request: it lost its row, and its blocks
+            too, to be computed anew, unless a row was all that was lacking.
     """
 
     queue_s: float

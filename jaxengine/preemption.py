@@ -1,7 +1,8 @@
-"""Who loses its blocks and row for another request, to be computed anew later.
+"""Who loses its row for another request, and its blocks too where these are lacking.
 
 Two occasions: a running request must grow and no block is free (`pick_victim`), and a waiting
-request should run rather than one that does (`pick_displaced`). The eldest of the running, by
+request should run rather than one that does (`pick_displaced`). Who lost blocks is computed anew;
+who lost a row only waits with its blocks (`paused`). The eldest of the running, by
 rank, never gives way: whoever is eldest runs to its end, and everyone becomes eldest in time, so
 nothing starves however small the cache. Short of that, a prompt that has begun gets no tokens while
 another should go first (`goes_first`).

@@ -22,7 +22,7 @@ class RequestStatus(Enum):
 
     WAITING = auto()
     RUNNING = auto()
-    PREEMPTED = auto()  # waits again; its tokens must be computed anew
+    PREEMPTED = auto()  # ran, and waits again; with its blocks where only its row was wanted
     FINISHED = auto()
 
 
@@ -55,7 +55,7 @@ class Request:
         samples_at_random: whether its tokens are drawn, not just the most likely ones.
         needs_last_token: as in SamplingParams.
         account: what its tenant's service is charged to; given by the scheduler.
-        num_waiting_tokens: tokens that it had to compute when it last began to wait.
+        num_waiting_tokens: tokens that it has to compute while it waits, kept by the WaitingQueue.
         num_charged_tokens: beginning of the sequence that has been charged, or came for free.
         num_cached_tokens: prompt tokens found in the prefix cache at the first admission.
         rules: what its next tokens depend on besides the model, by `set_limits`; None without.

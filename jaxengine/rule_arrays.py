@@ -60,11 +60,14 @@ class RuleLayout:
             }
         )
 
-    def pack(self, rules: Iterable[tuple[int, TokenRules]], resident: RuleArrays) -> RuleArrays:
+    def pack(
+        self, rules: Iterable[tuple[int, TokenRules, int]], resident: RuleArrays
+    ) -> RuleArrays:
         """Return the arrays of a step; those that nobody needs stay the resident ones.
 
         Args:
-            rules: sequences in the batch that have rules, and these.
+            rules: sequences in the batch that have rules, these, and the number of tokens of
+                the answer before the one to sample.
             resident: what `resident` returned.
         """
         packed: dict[str, NDArray[np.int32]] = {}
@@ -76,11 +79,11 @@ class RuleLayout:
             found: NDArray[np.int32] = packed[name][seq]
             return found
 
-        for seq, rule in rules:
+        for seq, rule, num_before in rules:
             params = rule.params
             if params.masks:
                 masks = row("masks", seq)
-                masks[:] = np.frombuffer(rule.mask(masks.nbytes), np.int32)
+                masks[:] = np.frombuffer(rule.mask(masks.nbytes, num_before=num_before), np.int32)
             if params.logit_bias:
                 ids, values = row("biases", seq)
                 for place, (token_id, bias) in enumerate(params.logit_bias):

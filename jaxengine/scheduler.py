@@ -60,7 +60,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Request] = {}  # in order of admission
         self._waiting = WaitingQueue()
-        self._paused = PausedRequests(kv)  # among those that wait
+        self._paused = PausedRequests(kv, self._waiting)
         self._expiry = ExpiryQueue()
         self._free_rows = list(range(config.max_num_seqs))
         # A head that found too few blocks, and how many were free and requests known then.
@@ -335,17 +335,17 @@ class Scheduler:
         num_cached = request.num_computed_tokens if is_paused else self._kv.match_prefix(request)
         spare = self._config.watermark_blocks if self._running else 0
         wanted = self._kv.blocks_needed(request, num_tokens) + spare
-        self._paused.make_room(wanted, for_request=request)
-        lacking = wanted - self._kv.num_free_blocks
+        lacking = self._paused.lacking_blocks(wanted, for_request=request)
         if lacking > 0 or not self._free_rows:
             self._displace(draft, request, lacking)
-            lacking = wanted - self._kv.num_free_blocks
+            lacking = self._paused.lacking_blocks(wanted, for_request=request)
         if lacking > 0 or not self._free_rows:
             if not is_paused:
                 self._kv.free(request)
             if self._free_rows:
                 self._blocked = (request, self._kv.num_free_blocks, self.num_received)
             return "kv_cache" if self._free_rows else "seqs"
+        self._paused.make_room(wanted, for_request=request)
         reserved = self._kv.reserve(request, num_tokens)
         assert reserved, "admission checked that the whole request fits"
         self._start(request, num_cached, now_s)

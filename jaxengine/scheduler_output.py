@@ -44,7 +44,7 @@ class SchedulerOutput:
 
     Attributes:
         num_tokens: tokens to compute, over all requests.
-        num_preempted: requests that lost their blocks for it.
+        num_preempted: requests that lost their row for it, and their blocks if these were lacking.
         padding_slots, ended_row_slots: token slots to compute besides that hold nothing: padding
             of prompts, and ended requests of a batch that has not ended.
         waiting_for: what the first waiting request waits for, as in StepRecord.

@@ -20,7 +20,7 @@ class EngineStats:
 
     Attributes:
         num_running, num_waiting: requests now.
-        num_preempted: among the waiting, those that ran before and lost their blocks.
+        num_preempted: among the waiting, those that ran before and made room for others.
         num_waiting_tokens: tokens that the waiting ones still have to compute.
         waiting_for: what the first waiting request waits for, as in StepRecord.
         num_received, tokens_received: requests ever taken over, and the tokens of their prompts.
@@ -31,7 +31,7 @@ class EngineStats:
         block_size: tokens per block.
         prefix_queries, prefix_hits: prompt tokens looked up in, and found in, the prefix cache.
         prompt_tokens, generation_tokens: tokens of prompts computed or cached, tokens sampled.
-        num_preemptions: requests that lost their blocks.
+        num_preemptions: times a request made room for another, as in RequestTiming.
         num_steps: passes of the engine.
         step_times: count of steps per bucket of STEP_TIME_BUCKETS, last one = beyond.
         step_time_sum_s: time on the device over all steps.

@@ -41,7 +41,7 @@ class StepRecord:
         decode_tokens, prefill_tokens: tokens computed for either.
         num_slots: token slots that the device computed: the bucket.
         wasted_slots: those that held no token, for whatever reason.
-        num_preempted: requests that lost their blocks in this step.
+        num_preempted: requests that made room for others in this step.
         num_running, num_waiting: requests after scheduling.
         waiting_for: what the first waiting request waits for: "" if none waits, else "seqs",
             "kv_cache", "tokens", "batch" or "preemption".

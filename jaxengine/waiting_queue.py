@@ -46,7 +46,7 @@ class WaitingQueue:
     All operations take time logarithmic in the number of requests and tenants that wait.
 
     Attributes:
-        num_tokens: tokens that they had to compute when they began to wait, over all.
+        num_tokens: tokens that they have to compute, over all, as far as they were counted.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,13 @@ class WaitingQueue:
             self._enter(line)
         heapq.heappush(line.requests, (request.rank, request))
         self._num_requests += 1
-        request.num_waiting_tokens = request.num_tokens
+        request.num_waiting_tokens = 0
+        self.recount(request)
+
+    def recount(self, request: Request) -> None:
+        """Count what a request has to compute that begins to wait, or has lost blocks since."""
+        self.num_tokens -= request.num_waiting_tokens
+        request.num_waiting_tokens = request.num_tokens - request.num_computed_tokens
         self.num_tokens += request.num_waiting_tokens
 
     def head(self) -> Request | None:

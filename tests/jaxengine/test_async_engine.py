@@ -233,6 +233,28 @@ async def test_a_request_that_can_never_run_is_refused_by_field(
     assert runner.steps == []
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allowed_token_ids", (1, 100)),
+        ("allowed_token_ids", (-1,)),
+        ("logit_bias", ((1, 0.5), (100, 0.5))),
+        ("logit_bias", ((-1, 0.5),)),
+        ("bad_words", ((1,), (2, 100))),
+        ("bad_words", ((-1, 2),)),
+    ],
+)
+async def test_rules_about_tokens_that_there_are_not_are_refused_by_field(
+    start: Start, field, value
+):
+    engine, _ = start()
+    with pytest.raises(
+        InvalidRequestError, match=f"{field} has a token id outside the vocabulary of 100"
+    ) as refusal:
+        ask(engine, **{field: value})
+    assert refusal.value.field == field
+
+
 async def test_a_prompt_that_leaves_room_for_one_token_is_accepted(start: Start):
     engine, _ = start()
     whole = await read(ask(engine, [1] * 63, max_tokens=50))

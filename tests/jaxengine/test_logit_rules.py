@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from compile_cache import use_compile_cache
+from jaxengine import logit_rules
 from jaxengine.batch import RulesBatch
 from jaxengine.logit_rules import apply_rules
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
@@ -22,7 +23,7 @@ def compile_cache():
     use_compile_cache()
 
 
-def ruled(*sequences, pending=(), logits=LOGITS):
+def ruled(*sequences, pending=(), logits=LOGITS, apply=apply_jit):
     """Apply rules; each sequence is (parameters, prompt, generated ids)."""
     layout = RuleLayout(8, VOCAB, LENGTH)
     rules, arrays = [], {name: np.zeros(8, np.float32) for name in RulesBatch._fields[:3]}
@@ -31,11 +32,11 @@ def ruled(*sequences, pending=(), logits=LOGITS):
         rule = TokenRules(params, prompt, eos_token_ids=(), end_token_ids=())
         for token_id in generated:
             rule.append(token_id)
-        rules.append((seq, rule))
+        rules.append((seq, rule, len(generated)))
         if params.penalizes:
             for name, array in arrays.items():
                 array[seq] = getattr(params, name)
-    all_params = [rule.params for _, rule in rules]
+    all_params = [rule.params for _, rule, _ in rules]
     batch = RulesBatch(
         **arrays,
         any_biased=np.bool_(any(p.logit_bias for p in all_params)),
@@ -45,7 +46,7 @@ def ruled(*sequences, pending=(), logits=LOGITS):
     pending_S = np.full(8, -1, np.int32)
     pending_S[: len(pending)] = pending
     none = RuleArrays(*(np.zeros(shape, np.int32) for shape in layout.shapes().values()))
-    return np.asarray(apply_jit(logits, batch, layout.pack(rules, none), pending_S))
+    return np.asarray(apply(logits, batch, layout.pack(rules, none), pending_S))
 
 
 def test_biases_are_added():
@@ -81,6 +82,27 @@ def test_a_pending_token_counts_as_one_that_is_known():
     known = ruled((fields, (1,), (7, 9, 7)))
     pending = ruled((fields, (1,), (7, 9)), pending=(7,))
     np.testing.assert_array_equal(known, pending)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 12, 100])
+def test_a_history_may_be_counted_in_pieces(columns, monkeypatch):
+    """12 columns; the last piece of 5 begins again at the seventh."""
+    monkeypatch.setattr(logit_rules, "COLUMNS_AT_ONCE", columns)
+    fields = {"frequency_penalty": 0.25, "repetition_penalty": 2.0}
+    histories = [((1, 2), (7, 9, 7)), ((1,) * 3, (7,) * 8), ((5,), (7, 8) * 5), ((1,), ())]
+    found = ruled(
+        *((fields, *history) for history in histories),
+        pending=(3, -1, 7),
+        apply=jax.jit(lambda *arrays: apply_rules(*arrays)),  # traced anew
+    )
+    expected = LOGITS.copy()
+    for seq, (prompt, generated) in enumerate(histories):
+        generated = (*generated, *((3,), (), (7,), ())[seq])
+        for token_id in {*prompt, *generated}:
+            x = expected[seq, token_id]
+            x = x / np.float32(2) if x > 0 else x * np.float32(2)
+            expected[seq, token_id] = x - np.float32(0.25) * generated.count(token_id)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_only_what_is_allowed_stays():

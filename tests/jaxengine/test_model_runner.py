@@ -89,6 +89,17 @@ def test_a_reset_forgets_the_cache_and_the_tokens(warm):
     assert next_token(warm, item((*PROMPT, token), 20, 1, row=1)) == second
 
 
+def test_the_arrays_that_steps_without_rules_share_are_counted_as_memory(warm):
+    rows = {bucket.num_seqs for bucket in warm.runner.buckets}
+    assert rows == {8, 16}
+    # A bit for each of 300 tokens in words of 32, 300 biases of two numbers, 256 positions.
+    arrays = sum(rows) * 4 * (10 + 2 * 300 + 256)
+    largest = max(
+        program.memory_analysis().temp_size_in_bytes for program in warm.runner._programs.values()
+    )
+    assert warm.runner.workspace_bytes == largest + arrays
+
+
 def test_warming_up_times_every_bucket(warm):
     times_s = warm.runner.bucket_times_s
     assert list(times_s) == warm.runner.buckets

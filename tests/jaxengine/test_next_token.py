@@ -41,7 +41,7 @@ def tokens(*, rules=(), suppressed=(), logprobs=True):
     found = []
     for seq, fields in enumerate(rules):
         params = SamplingParams(max_tokens=4, **fields)
-        found.append((seq, TokenRules(params, (), eos_token_ids=(), end_token_ids=())))
+        found.append((seq, TokenRules(params, (), eos_token_ids=(), end_token_ids=()), 0))
         views["any_biased"][...] |= bool(params.logit_bias)
         views["any_masked"][...] |= params.masks
     arrays = RULES.pack(found, RULES.resident())

@@ -7,6 +7,7 @@ from jaxengine.outputs import FinishReason
 from jaxengine.paused import PausedRequests
 from jaxengine.request import Request, RequestStatus
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.waiting_queue import WaitingQueue
 from scheduler_loop import SchedulerLoop, shares
 
 
@@ -25,7 +26,8 @@ def paused_loop(**changes):
 
 def test_blocks_are_taken_from_the_last_by_rank_and_only_as_many_as_are_needed():
     kv = KVCacheManager(num_blocks=9, block_size=4, enable_prefix_caching=False)
-    paused = PausedRequests(kv)
+    waiting = WaitingQueue()
+    paused = PausedRequests(kv, waiting)
     requests = []
     for number in range(3):
         request = Request(
@@ -35,16 +37,43 @@ def test_blocks_are_taken_from_the_last_by_rank_and_only_as_many_as_are_needed()
         request.num_computed_tokens = 7
         assert kv.reserve(request, 7)
         paused.add(request)
+        waiting.push(request)
         requests.append(request)
     assert kv.num_free_blocks == 2
+    assert waiting.num_tokens == 0
+    assert paused.lacking_blocks(6, for_request=requests[2]) == 0
+    assert paused.lacking_blocks(9, for_request=requests[2]) == 3
     paused.make_room(3, for_request=requests[2])  # who needs them does not give its own
     assert [request.num_computed_tokens for request in requests] == [7, 0, 7]
     assert kv.num_free_blocks == 4
+    assert waiting.num_tokens == 7
     paused.make_room(100, for_request=requests[2])
     assert [request.num_computed_tokens for request in requests] == [0, 0, 7]
     assert [request in paused for request in requests] == [False, False, True]
     paused.clear()
     assert kv.num_free_blocks == kv.num_blocks
+
+
+def test_blocks_that_paused_requests_share_are_free_once_all_have_lost_theirs():
+    kv = KVCacheManager(num_blocks=9, block_size=4, enable_prefix_caching=True)
+    paused = PausedRequests(kv, WaitingQueue())
+    requests = []
+    for number in range(3):
+        request = Request(
+            str(number), (1,) * 7, SamplingParams(max_tokens=1), seed=0, arrival_time_s=0.0
+        )
+        kv.match_prefix(request)
+        assert kv.reserve(request, 7)
+        kv.remember(request, 7)
+        paused.add(request)
+        requests.append(request)
+    assert kv.num_free_blocks == 4  # one block that all share, and one of each
+    assert paused.lacking_blocks(8, for_request=requests[0]) == 2
+    paused.discard(requests[2])  # it runs, so the shared block is not to be had
+    stranger = Request("s", (2,), SamplingParams(max_tokens=1), seed=0, arrival_time_s=0.0)
+    assert paused.lacking_blocks(8, for_request=stranger) == 2
+    paused.add(requests[2])
+    assert paused.lacking_blocks(8, for_request=stranger) == 0
 
 
 def test_a_paused_request_goes_on_with_one_token():
@@ -75,6 +104,20 @@ def test_a_request_that_joins_takes_the_blocks_of_paused_ones():
     loop.add("v", 17)  # three blocks
     assert loop.step() == {"a": 1, "v": 15}
     assert (b.num_computed_tokens, b.block_ids) == (0, [])
+
+
+def test_a_request_that_does_not_fit_all_the_same_takes_nothing():
+    loop, b = paused_loop(num_blocks=6, max_model_len=40, enable_prefix_caching=False)
+    loop.abort("u")
+    loop.add("v", 33)  # five blocks; two are free, and two are of b
+    blocks = list(b.block_ids)
+    assert loop.step() == {"a": 1}
+    assert (b.num_computed_tokens, b.block_ids) == (9, blocks)
+    assert loop.scheduler.num_waiting_tokens == 33 + 1
+    loop.abort("a")
+    assert loop.step() == {"v": 16}
+    assert (b.num_computed_tokens, b.block_ids) == (0, [])
+    assert loop.scheduler.num_waiting_tokens == 10
 
 
 @pytest.mark.parametrize("how", ["abort", "deadline", "error"])

@@ -20,7 +20,7 @@ def test_the_resident_arrays_are_zeros_of_the_named_shapes():
 
 
 def test_arrays_that_nobody_needs_stay_on_the_device():
-    packed = LAYOUT.pack([(1, rules(logit_bias=((5, 1.0),)))], RESIDENT)
+    packed = LAYOUT.pack([(1, rules(logit_bias=((5, 1.0),)), 0)], RESIDENT)
     assert packed.masks is RESIDENT.masks
     assert packed.histories is RESIDENT.histories
     ids, values = packed.biases[1]
@@ -30,13 +30,13 @@ def test_arrays_that_nobody_needs_stay_on_the_device():
 
 
 def test_sequences_without_a_mask_may_get_every_token():
-    packed = LAYOUT.pack([(2, rules(allowed_token_ids=(0, 33)))], RESIDENT)
+    packed = LAYOUT.pack([(2, rules(allowed_token_ids=(0, 33)), 0)], RESIDENT)
     assert packed.masks.tolist() == [[-1, -1], [-1, -1], [1, 2]]
 
 
 def test_a_history_marks_what_was_generated():
     rule = rules((3, 4), presence_penalty=1.0)
     rule.append(9)
-    packed = LAYOUT.pack([(0, rule)], RESIDENT)
+    packed = LAYOUT.pack([(0, rule, 1)], RESIDENT)
     assert packed.histories[0].tolist() == [3, 4, 9 | GENERATED, -1, -1, -1]
     assert (packed.histories[1:] == -1).all()

@@ -42,7 +42,7 @@ def test_a_dead_end_gives_no_token_and_everything_back():
     for token_id in (4, 5, 6):
         output = loop.schedule()
         assert request.rules is not None
-        request.rules.mask(2)
+        request.rules.mask(2, num_before=request.num_output_tokens - 1)
         [told] = loop.update(output, {"b": token_id})
     assert told.finish_reason is FinishReason.DEAD_END
     assert told.new_token_ids == ()

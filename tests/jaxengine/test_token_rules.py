@@ -32,8 +32,8 @@ def rules(*, ends=EOS, **fields):
     return TokenRules(params, (5, 6), eos_token_ids=EOS, end_token_ids=ends)
 
 
-def allowed(rule):
-    mask = rule.mask(2)
+def allowed(rule, num_before=0):
+    mask = rule.mask(2, num_before=num_before)
     assert len(mask) == 2
     return [i for i in range(16) if mask[i // 8] >> i % 8 & 1]
 
@@ -63,6 +63,13 @@ def test_a_bad_word_is_forbidden_where_it_would_be_complete():
     assert allowed(rule) == [i for i in range(16) if i not in (2, 3, 4)]
 
 
+def test_bad_words_of_one_token_go_with_the_other_rules():
+    rule = rules(bad_words=((3,), (8,), (200,)), allowed_token_ids=(2, 3, 8, 15))
+    assert allowed(rule) == [2, 15]
+    rule.append(2)
+    assert allowed(rule, num_before=1) == [2, 15]
+
+
 def test_the_prompt_is_no_part_of_a_bad_word():
     rule = rules(bad_words=((6, 2),))
     assert 2 in allowed(rule)
@@ -73,7 +80,18 @@ def test_what_ends_the_answer_is_masked_until_min_tokens():
     assert allowed(rule) == []
     assert not rule.allows(14)
     rule.append(3)
-    assert allowed(rule) == [1, 14]
+    assert allowed(rule, num_before=1) == [1, 14]
+
+
+def test_a_token_that_is_on_its_way_counts_for_min_tokens():
+    """The mask of the third token is made before the second is known, which may not be an end."""
+    rule = rules(allowed_token_ids=(1, 2, 14), min_tokens=2)
+    rule.append(1)
+    assert allowed(rule, num_before=2) == [1, 2, 14]
+    assert rule.allows(2)
+    assert not rule.allows(14)
+    rule.append(2)
+    assert rule.allows(14)
 
 
 def test_a_grammar_is_followed_to_its_end():
@@ -98,7 +116,7 @@ def test_every_request_has_its_own_matcher():
 def test_every_token_that_ends_the_answer_ends_a_grammar(ends, expected):
     rule = rules(grammar=Words(), ends=ends)
     for token_id in (1, 2, 3):
-        rule.mask(2)
+        rule.mask(2, num_before=0)
         rule.append(token_id)
     assert allowed(rule) == expected
 

@@ -100,6 +100,18 @@ def test_a_request_that_comes_back_is_counted_with_all_its_tokens():
     assert queue.num_tokens == 12
 
 
+def test_of_a_request_that_kept_its_blocks_the_rest_is_counted():
+    queue, tenant = WaitingQueue(), Tenant("t", 1.0)
+    request = make_request("a", tenant, 1, num_prompt=10)
+    request.num_computed_tokens = 9
+    queue.push(request)
+    assert queue.num_tokens == 1
+    request.num_computed_tokens = 0
+    queue.recount(request)
+    assert queue.num_tokens == 10
+    assert pop_all(queue) == ["a"]
+
+
 def test_what_has_ended_is_skipped():
     queue, a, b = WaitingQueue(), Tenant("a", 1.0), Tenant("b", 1.0)
     requests = [make_request(f"a{rank}", a, rank) for rank in range(4)]
