@@ -72,8 +72,9 @@ class ProgramStore:
         try:
             if hashlib.sha256(pickled).digest() != digest:
                 raise ValueError("it is damaged")
+            executable, in_tree, out_tree = pickle.loads(pickled)
             program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-                *pickle.loads(pickled)
+                executable, in_tree, out_tree, execution_devices=jax.devices()[:1]
             )
         except Exception as error:  # JAX and pickle raise whatever they like
             logger.warning("compiling anew: %s cannot be loaded: %s", path, error)
@@ -88,9 +89,11 @@ class ProgramStore:
         try:
             pickled = pickle.dumps(serialize_executable.serialize(program))
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+            # Closing removes what has not got its name by then.
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".") as file:
                 file.write(hashlib.sha256(pickled).digest() + pickled)
-            os.replace(file.name, path)
+                file.flush()
+                os.replace(file.name, path)
             self._make_room()
         except Exception as error:  # not every backend can serialize
             logger.warning("%s cannot be kept for the next start: %s", path, error)
@@ -113,16 +116,29 @@ class ProgramStore:
             total -= size
 
 
-def _surroundings() -> Iterator[str]:
-    """What every program depends on."""
-    for package in PACKAGES:
+def hash_source(packages: Iterable[Path]) -> str:
+    """Return a name of all source of some packages."""
+    key = hashlib.sha256()
+    for package in packages:
         for path in sorted(package.rglob("*")):
             if path.suffix in SOURCE_SUFFIXES:
-                yield path.relative_to(package.parent).as_posix()
-                yield path.read_text(encoding="utf-8")
+                name = path.relative_to(package.parent).as_posix()
+                for part in (name.encode(), path.read_bytes()):
+                    key.update(hashlib.sha256(part).digest())
+    return key.hexdigest()
+
+
+# As it is when the modules are loaded: a program is made by these, whatever replaces them later.
+SOURCE = hash_source(PACKAGES)
+
+
+def _surroundings() -> Iterator[str]:
+    """What every program depends on."""
+    yield SOURCE
     yield from (f"{name} {version(name)}" for name in LIBRARIES)
     yield f"{platform.python_version()} {platform.machine()}"
     yield from (f"{device.platform} {device.device_kind}" for device in jax.devices())
+    yield jax.devices()[0].client.platform_version  # of the driver, on a GPU
     yield os.environ.get("XLA_FLAGS", "")
     # Where caches lie changes no program.
     yield repr(sorted(item for item in jax.config.values.items() if "cache" not in item[0]))

@@ -189,10 +189,12 @@ def _write_verdict(recipe: Recipe, verdict: _Verdict) -> None:
     """Keep the verdict; where that is impossible the next start tests again."""
     path = _verdict_path(recipe)
     try:
+        # Closing removes what has not got its name by then.
         with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.stem}-", delete=False, encoding="utf-8"
+            "w", dir=path.parent, prefix=f".{path.stem}-", encoding="utf-8"
         ) as file:
             json.dump(asdict(verdict), file)
-        os.replace(file.name, path)
+            file.flush()
+            os.replace(file.name, path)
     except OSError:
         return

@@ -33,8 +33,17 @@ KVCacheDtype = Literal["bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2",
 
 FP8_DTYPES: dict[str, DTypeLike] = {"fp8_e4m3": jnp.float8_e4m3fn, "fp8_e5m2": jnp.float8_e5m2}
 
-# The largest finite numbers of the dtypes that real keys or values might exceed.
-LARGEST = {"float16": 65504.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
+# The largest finite numbers of the dtypes.
+LARGEST = {
+    "float32": LARGEST_FLOAT32,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float16": 65504.0,
+    "fp8_e4m3": 448.0,
+    "fp8_e5m2": 57344.0,
+    "int8": LARGEST_FLOAT32,  # before it is scaled
+}
 
 # int8 is symmetric: -128 is not used.
 INT8_MAX = 127
@@ -95,9 +104,11 @@ def encode_kv(
 ) -> tuple[Array, Float[Array, "..."] | None]:
     """Return keys or values as they are stored, and their scales if the dtype has some.
 
-    Rounds to nearest; what exceeds the range of the dtype becomes its largest finite number.
+    Rounds to nearest; what exceeds the range of the dtype becomes its largest finite number, and
+    what is not a number becomes zero.
     """
     x_H = x_H.astype(jnp.float32)
+    x_H = jnp.clip(jnp.where(jnp.isnan(x_H), 0.0, x_H), -LARGEST[dtype], LARGEST[dtype])
     if dtype == "int8":
         # The scale is rounded before it is used, so its own precision costs nothing: the largest
         # element lands at most half a step above 127. A cast to bfloat16 and back would not do,
@@ -107,8 +118,6 @@ def encode_kv(
         step = scale[..., None]
         steps_H = jnp.round(jnp.where(step > 0, x_H / step, 0.0))
         return jnp.clip(steps_H, -INT8_MAX, INT8_MAX).astype(jnp.int8), scale.astype(jnp.bfloat16)
-    if dtype in LARGEST:
-        x_H = jnp.clip(x_H, -LARGEST[dtype], LARGEST[dtype])
     if dtype in FP8_DTYPES:
         return lax.bitcast_convert_type(x_H.astype(FP8_DTYPES[dtype]), jnp.uint8), None
     return x_H.astype(storage_dtype(dtype)), None

@@ -11,8 +11,6 @@ Inside a (block, K or V, head) the order is that of the products' right operands
 * for products in bfloat16 (bfloat16 and all eight-bit dtypes) pairs of what is summed over lie
   together: K is [H' / 2, block_size, 2], V is [block_size / 2, H', 2];
 * for products in f32 (float32, float16) K is [H', block_size], V is [block_size, H'].
-
-Unlike the reference it never stores what is not a number: that is written as zero.
 """
 
 import ctypes

@@ -22,6 +22,7 @@ from pathlib import Path
 __all__ = [
     "BF16_INSTRUCTIONS",
     "NATIVE_BLOCK_SIZES",
+    "WRONG_ANSWER",
     "BuildError",
     "Recipe",
     "build_library",
@@ -40,6 +41,13 @@ MAIN_SOURCES = ("attention.cc", "projection.cc")
 
 # In this order, after CXX.
 COMPILERS = ("c++", "g++", "clang++")
+
+# What a program dies of by its own fault, and not because the machine is full or somebody ended it.
+OWN_FAULTS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
+
+# What a self-test ends with that has got a wrong answer. Other ends of it, and of the compiler, may
+# be for reasons that go away: no memory, no space on the disk.
+WRONG_ANSWER = 86
 
 # The rules of the products are in the source; no optimization may join what it keeps apart.
 FLAGS = (
@@ -167,10 +175,11 @@ def run_limited(command: Sequence[str], *, timeout_s: float, **environment: str)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode < 0:
-        died = signal.Signals(-process.returncode).name
-        raise BuildError(f"{name} died of {died}", lasting=True)
+        died = signal.Signals(-process.returncode)
+        raise BuildError(f"{name} died of {died.name}", lasting=died in OWN_FAULTS)
     if process.returncode != 0:
-        raise BuildError(f"{name} failed: {_telling_line(errors)}", lasting=True)
+        is_wrong = process.returncode == WRONG_ANSWER
+        raise BuildError(f"{name} failed: {_telling_line(errors)}", lasting=is_wrong)
     return output
 
 

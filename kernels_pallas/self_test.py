@@ -1,8 +1,9 @@
 """Whether a compiled kernel gives right answers, in a process that it may crash.
 
 `python -m kernels_pallas.self_test LIBRARY` prints the instructions that it uses, or says what is
-wrong and ends with 1. The expected values are plain NumPy; a few sequences with all that differs:
-lengths, chunks, blocks in disorder, padding, and what must not be seen.
+wrong and ends with `native_build.WRONG_ANSWER`. The expected values are plain NumPy; a few
+sequences with all that differs: lengths, chunks, blocks in disorder, padding, and what must not be
+seen.
 """
 
 import sys
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from kernels_pallas import native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
-from kernels_pallas.native_build import BF16_INSTRUCTIONS
+from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
 from kernels_pallas.projection import pack, project
 from kernels_pallas.ragged_paged_attention import (
     new_kv_cache,
@@ -162,7 +163,7 @@ def find_projection_fault() -> str | None:
 
 
 def main(library: str) -> None:
-    """Test a library; the exit code is 1 if it has a fault."""
+    """Test a library; the exit code is WRONG_ANSWER if it has a fault."""
     jax.config.update("jax_platforms", "cpu")
     instructions = native.load(Path(library))
     found = [find_fault(dtype) for dtype in get_args(KVCacheDtype)]
@@ -170,7 +171,8 @@ def main(library: str) -> None:
         found.append(find_projection_fault())
     faults = [fault for fault in found if fault is not None]
     if faults:
-        sys.exit("error: " + "; ".join(faults))
+        sys.stderr.write("error: " + "; ".join(faults) + "\n")
+        sys.exit(WRONG_ANSWER)
     sys.stdout.write(f"{instructions}\n")
 
 

@@ -3,6 +3,7 @@
 // a block. Row `first_block + b` is block b of the layer at hand.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -104,11 +105,14 @@ template <class Multiplier>
 ffi::Error attend_with(ffi::ThreadPool& pool, const Step& step, int num_seqs) {
   int64_t work;
   const std::vector<Item> items = plan(step, num_seqs, &work);
+  std::atomic<bool> lacks_memory{false};
   share(pool, items.size(), work / WORK_PER_THREAD + 1, [&] {
-    return [&, worker = std::make_unique<Worker<Multiplier>>(step)](int64_t index) {
+    return [&, worker = std::make_unique<Worker<Multiplier>>(step, lacks_memory)](int64_t index) {
       (*worker)(items[index]);
     };
   });
+  if (lacks_memory)
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
   return ffi::Error::Success();
 }
 

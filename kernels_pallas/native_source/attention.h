@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "formats.h"
@@ -42,7 +43,8 @@ struct Item {
 template <class Multiplier>
 class Worker {
  public:
-  explicit Worker(const Step& step) : step_(step) {
+  // Without memory it does nothing but say so.
+  Worker(const Step& step, std::atomic<bool>& lacks_memory) : step_(step) {
     const int64_t dim = step.padded_dim;
     size_t bytes = 0;
     const auto reserve = [&](int64_t count) {
@@ -56,9 +58,16 @@ class Worker {
     const size_t sums = reserve(MAX_ROWS * dim);
     const size_t totals = reserve(MAX_ROWS * LANES);
     const size_t decoded = step.reading.decode ? reserve(2 * block_words() * max_blocks()) : 0;
-    const size_t right = reserve(2 * max_blocks() * (dim / LANES));  // pointers take two words
+    // Columns of the values of a tile, or of its scores. Pointers take two words.
+    const size_t right =
+        reserve(2 * std::max<int64_t>(max_blocks() * (dim / LANES), KV_TILE / LANES));
     const size_t gathered = step.block_size < LANES ? reserve(KV_TILE * key_steps()) : 0;
     char* memory = thread_memory(bytes);
+    if (memory == nullptr) {
+      lacks_memory = true;
+      return;
+    }
+    has_memory_ = true;
     queries_ = (uint32_t*)(memory + queries);
     scores_ = (float*)(memory + scores);
     weights_ = (uint32_t*)(memory + weights);
@@ -70,6 +79,7 @@ class Worker {
   }
 
   void operator()(const Item& item) {
+    if (!has_memory_) return;
     const int start = step_.starts[item.sequence];
     const int num_queries = step_.starts[item.sequence + 1] - start;
     const int first_position = step_.lengths[item.sequence] - num_queries;
@@ -255,6 +265,7 @@ class Worker {
   const Step& step_;
   NoSubnormals no_subnormals_;
   Multiplier multiplier_;
+  bool has_memory_ = false;
   uint32_t *queries_, *weights_, *decoded_, *gathered_;
   const uint32_t** right_;
   float *scores_, *sums_, *totals_;

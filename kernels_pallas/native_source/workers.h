@@ -16,18 +16,31 @@ namespace headrace {
 // Subnormal numbers count as zero: threads of XLA differ in that, results must not.
 class NoSubnormals {
  public:
+  NoSubnormals(const NoSubnormals&) = delete;
+  NoSubnormals& operator=(const NoSubnormals&) = delete;
 #if defined(__x86_64__)
   NoSubnormals() : previous_(_mm_getcsr()) { _mm_setcsr(previous_ | 0x8040); }
   ~NoSubnormals() { _mm_setcsr(previous_); }
-  NoSubnormals(const NoSubnormals&) = delete;
-  NoSubnormals& operator=(const NoSubnormals&) = delete;
 
  private:
   unsigned previous_;
+#elif defined(__aarch64__)
+  NoSubnormals() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(previous_));
+    set(previous_ | 1 << 24);  // FZ
+  }
+  ~NoSubnormals() { set(previous_); }
+
+ private:
+  static void set(uint64_t control) { __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory"); }
+  uint64_t previous_;
+#else
+  NoSubnormals() = default;
 #endif
 };
 
-// Memory of a thread that lives as long as the thread, so that no call waits for fresh pages.
+// Memory of a thread that lives as long as the thread, so that no call waits for fresh pages; null
+// if there is none.
 inline char* thread_memory(size_t bytes) {
   struct Free {
     void operator()(char* memory) const { std::free(memory); }

@@ -2,6 +2,9 @@
 
 import logging
 import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -51,20 +54,17 @@ def test_another_program_or_other_facts_have_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", ["XLA_FLAGS", "a source", "a library", "a setting of JAX", "the processor"]
+    "change",
+    ["XLA_FLAGS", "the source", "a library", "a setting of JAX", "the processor", "the driver"],
 )
 def test_whatever_a_program_depends_on_makes_it_another(change, tmp_path, monkeypatch):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "step.py").write_text("1")
-    monkeypatch.setattr(program_store, "PACKAGES", (package,))
     ProgramStore(tmp_path, facts=[]).save("one", compiled())
     assert ProgramStore(tmp_path, facts=[]).load("one") is not None
     match change:
         case "XLA_FLAGS":
             monkeypatch.setenv("XLA_FLAGS", "--xla_something")
-        case "a source":
-            (package / "step.py").write_text("2")
+        case "the source":
+            monkeypatch.setattr(program_store, "SOURCE", "another")
         case "a library":
             monkeypatch.setattr(program_store, "version", lambda name: "0")
         case "a setting of JAX":
@@ -73,7 +73,48 @@ def test_whatever_a_program_depends_on_makes_it_another(change, tmp_path, monkey
             return
         case "the processor":
             monkeypatch.setattr(program_store.platform, "machine", lambda: "abacus")
+        case "the driver":
+            [device, *_] = jax.devices()
+            other = SimpleNamespace(
+                platform=device.platform,
+                device_kind=device.device_kind,
+                client=SimpleNamespace(platform_version="another"),
+            )
+            monkeypatch.setattr(program_store.jax, "devices", lambda: [other])
     assert ProgramStore(tmp_path, facts=[]).load("one") is None
+
+
+def test_a_source_is_its_text_and_its_name(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    names = [program_store.hash_source([package])]
+    for name, text in (("step.py", "1"), ("step.py", "2"), ("step.cc", "2"), ("step.h", "")):
+        (package / name).write_text(text)
+        names.append(program_store.hash_source([package]))
+    assert len(set(names)) == 5
+    (package / "notes.txt").write_text("no source")
+    assert program_store.hash_source([package]) == names[-1]
+
+
+def test_of_several_devices_a_program_runs_on_the_first(tmp_path):
+    """In a process of its own: how many devices there are is decided once."""
+    script = f"""
+import jax, jax.numpy as jnp
+from pathlib import Path
+from jaxengine.program_store import ProgramStore
+assert len(jax.devices()) == 2
+store = ProgramStore(Path({str(tmp_path)!r}), facts=[])
+store.save("one", jax.jit(lambda x: x * 3).lower(jnp.arange(4.0)).compile())
+print(store.load("one")(jnp.arange(4.0)).tolist())
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "[0.0, 3.0, 6.0, 9.0]\n", found.stderr
 
 
 @pytest.mark.parametrize("damage", ["cut short", "a bit", "empty"])
@@ -102,6 +143,16 @@ def test_it_does_not_go_with_the_cache_of_jax(tmp_path):
 
 def test_what_cannot_be_kept_costs_a_warning(tmp_path, caplog):
     ProgramStore(tmp_path, facts=[]).save("one", "no program")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_fails_half_way_leaves_nothing(tmp_path, caplog, monkeypatch):
+    def refuse(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(program_store.os, "replace", refuse)
+    ProgramStore(tmp_path, facts=[]).save("one", compiled())
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert list(tmp_path.iterdir()) == []
 

@@ -4,13 +4,14 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
 
 from kernels_pallas import choice
 from kernels_pallas.choice import KernelUnavailable, choose_kernel, foresee_kernel
 from kernels_pallas.gpu_choice import GpuUse
-from kernels_pallas.native_build import BuildError, Recipe, run_limited
+from kernels_pallas.native_build import WRONG_ANSWER, BuildError, Recipe, run_limited
 
 
 @pytest.fixture
@@ -42,6 +43,8 @@ def native(tmp_path, monkeypatch):
 
 LIMIT_S = 60.0
 
+WRONG = f"import sys; print('error: int8: wrong by 3', file=sys.stderr); sys.exit({WRONG_ANSWER})"
+
 
 def choose(wanted="auto", *, platform="cpu", block_size=16):
     chosen = choose_kernel(wanted, platform=platform, block_size=block_size, folder=Path("unused"))
@@ -68,9 +71,11 @@ def test_a_library_that_has_gone_is_built_again(native, tmp_path):
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("import sys; sys.exit('error: int8: wrong by 3')", r"failed: error: int8: wrong by 3"),
-        ("import os; os.kill(os.getpid(), 4)", "died of SIGILL"),
-        ("raise ImportError('no symbol')", "failed: ImportError: no symbol"),
+        (WRONG, "failed: error: int8: wrong by 3"),
+        *(
+            (f"import os; os.kill(os.getpid(), {number.value})", f"died of {number.name}")
+            for number in (SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT)
+        ),
     ],
 )
 def test_what_fails_its_test_does_not_serve_now_or_later(native, script, reason):
@@ -85,6 +90,25 @@ def test_what_fails_its_test_does_not_serve_now_or_later(native, script, reason)
         ):
             choose("native")
     assert asked == ["build", "test"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (f"import os; os.kill(os.getpid(), {SIGKILL.value})", "died of SIGKILL"),
+        (f"import os; os.kill(os.getpid(), {SIGTERM.value})", "died of SIGTERM"),
+        ("raise MemoryError('no memory')", "failed: MemoryError: no memory"),
+        ("raise ImportError('no symbol')", "failed: ImportError: no symbol"),
+    ],
+)
+def test_what_ends_for_a_reason_that_may_go_is_tried_again(native, tmp_path, script, reason):
+    asked = native(script)
+    for _ in range(2):
+        kernel, why = choose()
+        assert kernel == "reference"
+        assert reason in why
+    assert asked == ["build", "test"] * 2
+    assert not (tmp_path / "attention-1.json").exists()
 
 
 def test_what_hangs_does_not_serve_but_may_be_tried_again(native, monkeypatch):
@@ -122,6 +146,18 @@ def test_a_folder_that_keeps_no_verdict_costs_a_test_each_time(native, monkeypat
     monkeypatch.setattr(choice.tempfile, "NamedTemporaryFile", refuse)
     assert choose()[0] == choose()[0] == "native"
     assert asked == ["build", "test"] * 2
+
+
+def test_a_verdict_that_cannot_be_kept_leaves_nothing(native, tmp_path, monkeypatch):
+    asked = native("print('AMX')")
+
+    def refuse(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(choice.os, "replace", refuse)
+    assert choose()[0] == "native"
+    assert asked == ["build", "test"]
+    assert [path.name for path in tmp_path.iterdir()] == ["attention-1.so"]
 
 
 def test_the_reference_needs_nothing(native):
@@ -164,7 +200,7 @@ def test_foreseeing_compiles_nothing(native, tmp_path):
     assert asked == []
     choose()
     assert foresee() == ("native", "compiled for this CPU, AMX")
-    native("import sys; sys.exit('error: no')")
+    native(WRONG)
     (tmp_path / "attention-1.json").unlink()
     choose()
     assert foresee()[0] == "reference"

@@ -65,9 +65,25 @@ def test_what_is_out_of_range_becomes_the_largest_number(dtype, largest):
     np.testing.assert_array_equal(round_trip(x, dtype), expected)
 
 
-@pytest.mark.parametrize("dtype", FP8)
-def test_not_a_number_is_read_as_a_number(dtype):
-    assert np.isfinite(round_trip([np.nan, -np.nan], dtype)).all()
+@pytest.mark.parametrize(
+    ("dtype", "largest"),
+    [("float32", np.finfo(np.float32).max), ("bfloat16", ml_dtypes.finfo(ml_dtypes.bfloat16).max)],
+)
+def test_what_has_the_range_of_float32_stores_no_infinity(dtype, largest):
+    largest = float(largest)
+    found = round_trip([[np.inf, -np.inf, np.finfo(np.float32).max, 1.5]], dtype)
+    np.testing.assert_array_equal(found, np.float32([[largest, -largest, largest, 1.5]]))
+
+
+@pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
+def test_what_is_not_a_number_is_stored_as_zero(dtype):
+    found = round_trip([[np.nan, -np.nan, 1.0, -1.0], [np.nan] * 4], dtype)
+    np.testing.assert_array_equal(found[0], stored(np.float32([0, 0, 1, -1]), dtype))
+    np.testing.assert_array_equal(found[1], np.zeros(4))
+
+
+def test_an_infinite_key_has_a_finite_scale():
+    assert np.isfinite(round_trip([[np.inf, 1.0], [-np.inf, np.nan]], "int8")).all()
 
 
 def test_integers_by_hand():

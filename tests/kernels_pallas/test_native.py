@@ -1,5 +1,6 @@
 """What holds for the native kernel: its layout, and what it does where others need not."""
 
+import os
 import re
 import subprocess
 import sys
@@ -194,16 +195,52 @@ def rows_of_a_large_step():
     return np.concatenate(cache.run(chunks)[0])
 
 
+def run_in_a_process(script, *arguments, **environment):
+    """Run a program that can import what the tests can; return what it prints."""
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {paths}\n{script}", *arguments]
+    environment = {**os.environ, **environment}
+    answer = subprocess.run(
+        command, check=True, timeout=170, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    return answer.stdout
+
+
 def test_one_thread_gives_the_bits_of_many(tmp_path):
     """XLA's own threads share the work; a process that may use one processor has only one."""
     path = tmp_path / "rows.npy"
-    tests = Path(__file__).parent
     limit = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    paths = f"import sys; sys.path[:0] = [{str(tests)!r}, *{[p for p in sys.path if p]!r}]\n"
-    subprocess.run(
-        [sys.executable, "-c", limit + paths + ONE_THREAD, str(path)], check=True, timeout=170
-    )
+    run_in_a_process(limit + ONE_THREAD, str(path))
     np.testing.assert_array_equal(np.load(path), rows_of_a_large_step())
+
+
+# Whole pages are what the kernel alone asks for.
+NO_PAGES = """
+#include <malloc.h>
+#include <stdlib.h>
+extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
+  return alignment == 4096 ? nullptr : memalign(alignment, size);
+}
+"""
+
+OUT_OF_MEMORY = """
+import jax
+from test_native import rows_of_a_large_step
+try:
+    rows_of_a_large_step()
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD replaces the allocator")
+def test_without_memory_a_step_fails_and_the_process_lives(tmp_path):
+    source, library = tmp_path / "no_pages.cc", tmp_path / "no_pages.so"
+    source.write_text(NO_PAGES)
+    compiler = make_recipe(tmp_path).command[0]
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=170)
+    told = run_in_a_process(OUT_OF_MEMORY, LD_PRELOAD=str(library))
+    assert "there is no memory for attention" in told
 
 
 @pytest.mark.parametrize("defines", [("HEADRACE_NO_AMX",), ("HEADRACE_NO_AMX", "HEADRACE_NO_BF16")])

@@ -1,10 +1,11 @@
 """What holds for the XLA implementation: its layout."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_scene import quantized
+from attention_scene import KV_CACHE_DTYPES, quantized
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.reference import new_kv_cache, write_kv
 
@@ -89,3 +90,19 @@ def test_blocks_that_do_not_tile_the_context_are_refused(block_size):
             head_dim=64,
             dtype="float32",
         )
+
+
+@pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
+def test_a_program_writes_into_a_donated_cache_in_place(dtype):
+    cache = jax.eval_shape(
+        lambda: new_kv_cache(
+            num_layers=1, num_blocks=4096, block_size=8, num_kv_heads=3, head_dim=64, dtype=dtype
+        )
+    )
+    k = jax.ShapeDtypeStruct((8, 3, 64), jnp.float32)
+    slots = jax.ShapeDtypeStruct((8,), jnp.int32)
+    first = jax.ShapeDtypeStruct((), jnp.int32)
+    program = jax.jit(write_kv, donate_argnums=0).lower(cache, k, k, slots, first_block=first)
+    memory = program.compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= cache.data.size * cache.data.dtype.itemsize
+    assert memory.temp_size_in_bytes < 100_000  # of 12 MB or more

@@ -8,8 +8,9 @@ import pytest
 
 from attention_kernels import ready_kernel
 from attention_scene import KV_CACHE_DTYPES
-from kernels_pallas import native
+from kernels_pallas import native, self_test
 from kernels_pallas.choice import KernelUnavailable
+from kernels_pallas.native_build import WRONG_ANSWER
 from kernels_pallas.self_test import find_fault
 
 
@@ -48,6 +49,19 @@ def test_a_result_that_is_no_number_is_found(monkeypatch):
 def test_a_key_that_was_not_written_is_found(monkeypatch):
     monkeypatch.setattr(native, "write_kv", lambda cache, k, v, slots, *, first_block: cache)
     assert find_fault("float32") is not None
+
+
+def test_a_wrong_answer_has_an_exit_code_of_its_own(monkeypatch, capsys):
+    """Python ends with 1 for whatever it raises, also where there is no memory for the test."""
+    monkeypatch.setattr(native, "load", lambda library: "AVX2")
+    monkeypatch.setattr(
+        self_test, "find_fault", lambda dtype: "wrong by 3" if dtype == "int8" else None
+    )
+    with pytest.raises(SystemExit) as caught:
+        self_test.main("library")
+    assert caught.value.code == WRONG_ANSWER
+    assert WRONG_ANSWER not in (0, 1, 2)
+    assert capsys.readouterr().err == "error: wrong by 3\n"
 
 
 def test_a_file_that_is_no_library_ends_the_program(tmp_path):
