@@ -129,7 +129,7 @@ class TextGenerator:
         self._config = config
         self.metrics = metrics
         self._clock = clock
-        self._grammars = GrammarCompiler(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, eos_token_ids=engine.limits.eos_token_ids)
         self._encoder = PromptEncoder(
             tokenizer,
             chat_template,

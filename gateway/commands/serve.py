@@ -246,7 +246,7 @@ def _programs_dir() -> Path | None:
     """Return where compiled programs are kept for the next start; None if they cannot be."""
     directory = compile_cache_dir(cache_dir())
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # programs are code
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         logger.warning(
@@ -293,6 +293,6 @@ def _memory_table(built: BuiltEngine) -> Table:
             f"{config.kv_capacity_tokens:,} tokens in {config.num_blocks - 1:,} blocks of "
             f"{config.block_size}, {cache_dtype}",
         ),
-        MemoryPart("workspace", memory.workspace, "of the largest step"),
+        MemoryPart("workspace", memory.workspace, "of the largest step, and shared by all"),
     )
     return memory_table(parts, available=memory.available)

@@ -10,7 +10,7 @@ from gateway.grammars import MAX_CACHED_GRAMMARS, MAX_WAITING, GrammarCompiler, 
 
 @pytest.fixture
 def compiler():
-    compiler = GrammarCompiler(byte_tokenizer())
+    compiler = GrammarCompiler(byte_tokenizer(), eos_token_ids=(EOS,))
     yield compiler
     compiler.close()
 
@@ -124,31 +124,76 @@ async def test_the_cache_knows_what_was_used_and_is_bounded(compiler):
     assert await compiler.compile(structure("choice", '["ab"]')) is not first
 
 
+async def test_the_engine_says_what_ends_an_answer_where_the_tokenizer_does_not():
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_ids = ()
+    compiler = GrammarCompiler(tokenizer, eos_token_ids=(EOS, 10**6))  # the other has no text
+    try:
+        matcher = (await compiler.compile(structure("regex", "a"))).new_matcher()
+        assert follow(matcher, "a")
+        assert matcher.is_complete or allowed(matcher) == {EOS}
+    finally:
+        compiler.close()
+
+
+async def test_a_model_whose_answers_never_end_is_a_reason_to_refuse():
+    compiler = GrammarCompiler(byte_tokenizer(), eos_token_ids=())
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="no token that ends an answer") as caught:
+                await compiler.compile(structure("regex", "a"))
+            assert caught.value.param == "field"
+    finally:
+        compiler.close()
+
+
 class Blocking:
     """A tokenizer that is not read before its time."""
 
     def __init__(self):
         self.inner = byte_tokenizer()
+        self.is_wanted = threading.Event()
         self.may_go_on = threading.Event()
+        self.is_broken = False
 
     def __getattr__(self, name):
+        self.is_wanted.set()
         self.may_go_on.wait()
+        if self.is_broken:
+            raise RuntimeError("broken")
         return getattr(self.inner, name)
 
 
-async def test_what_takes_too_long_is_refused_and_nobody_else_waits_for_ever():
+async def test_what_takes_too_long_is_refused_and_who_waits_for_it_is_not_blamed():
     tokenizer = Blocking()
-    compiler = GrammarCompiler(tokenizer, timeout_s=0.001)
+    compiler = GrammarCompiler(tokenizer, eos_token_ids=(EOS,), timeout_s=0.001)
     try:
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises((InvalidRequest, Overloaded)):  # the thread may need longer to start
+            await compiler.compile(structure("regex", "a"))
+        await asyncio.to_thread(tokenizer.is_wanted.wait)
+        with pytest.raises(InvalidRequest, match=r"takes longer than 0\.001 s") as caught:
             await compiler.compile(structure("regex", "a"))
         assert caught.value.param == "field"
-        waiting = [
-            asyncio.ensure_future(compiler.compile(structure("regex", f"a{i}")))
-            for i in range(MAX_WAITING)
-        ]
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert isinstance(results[-1], Overloaded)
+        for i in range(1, MAX_WAITING):
+            with pytest.raises(Overloaded, match="other grammars are being compiled"):
+                await compiler.compile(structure("regex", f"a{i}"))
+        with pytest.raises(Overloaded, match="too many grammars wait"):
+            await compiler.compile(structure("regex", "b"))
     finally:
         tokenizer.may_go_on.set()
+        compiler.close()
+
+
+async def test_a_failure_of_our_own_is_not_remembered():
+    tokenizer = Blocking()
+    tokenizer.may_go_on.set()
+    tokenizer.is_broken = True
+    compiler = GrammarCompiler(tokenizer, eos_token_ids=(EOS,))
+    try:
+        with pytest.raises(RuntimeError, match="broken"):
+            await compiler.compile(structure("regex", "a"))
+        tokenizer.is_broken = False
+        matcher = (await compiler.compile(structure("regex", "a"))).new_matcher()
+        assert follow(matcher, "a")
+    finally:
         compiler.close()

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from compile_cache import without_compile_cache
 from gateway.cli import main
 from gateway.commands import serve as serve_module
 from gateway.commands.serve import device_memory_bytes, serve
@@ -219,3 +220,12 @@ def test_where_no_memory_is_known_there_is_a_little(monkeypatch):
 
     monkeypatch.setattr(serve_module, "read_machine", Unknown)
     assert device_memory_bytes(Device(None)) == 4 << 30
+
+
+def test_the_folder_of_programs_is_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    with without_compile_cache():
+        folder = serve_module._programs_dir()
+    assert folder == tmp_path / "cache" / "compiled"
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fakes import byte_tokenizer
+from fakes import EOS, byte_tokenizer
 from gateway.errors import InvalidRequest
 from gateway.grammars import GrammarCompiler
 from gateway.openai.protocol import FunctionBody
@@ -29,7 +29,7 @@ ANY = FunctionBody(name="any")
 
 @pytest.fixture
 async def accepts():
-    compiler = GrammarCompiler(byte_tokenizer())
+    compiler = GrammarCompiler(byte_tokenizer(), eos_token_ids=(EOS,))
 
     async def check(structure, text):
         """Whether the text matches the structure from its first to its last byte."""
@@ -99,3 +99,14 @@ async def test_a_schema_that_is_none_is_refused_by_its_place(accepts):
     with pytest.raises(InvalidRequest) as caught:
         await accepts(calls_structure([broken], max_calls=None), "{}")
     assert caught.value.param == "tools"
+
+
+def test_a_schema_that_cannot_be_written_is_refused_by_its_name():
+    huge = FunctionBody(name="huge", parameters={"properties": {"n": {"const": 2**64}}})
+    for make in (
+        lambda: arguments_structure(huge, index=1),
+        lambda: calls_structure([ANY, huge], max_calls=None),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            make()
+        assert caught.value.param == "tools[1].function.parameters"
