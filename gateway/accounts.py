@@ -108,17 +108,16 @@ class Account:
         """
         if self.is_closed:
             raise Unauthorized("this API key was revoked")
-        most = self._quota.max_concurrent_requests
+        most, per_minute = self._quota.max_concurrent_requests, self._quota.requests_per_minute
+        _refuse_what_never_fits(num_requests, most, "at a time")
+        _refuse_what_never_fits(num_requests, per_minute, "a minute")
         if most is not None and self.num_running + num_requests > most:
-            _refuse_what_never_fits(num_requests, most, "at a time")
             raise Overloaded(
                 f"this key may have {most} requests at a time",
                 retry_after_s=BUSY_RETRY_AFTER_S,
                 code="concurrent_requests",
             )
         if wait_s := self._requests.wait_s(num_requests):
-            per_minute = self._quota.requests_per_minute or 0
-            _refuse_what_never_fits(num_requests, per_minute, "a minute")
             raise Overloaded(
                 f"this key may make {per_minute} requests a minute",
                 retry_after_s=wait_s,
@@ -134,7 +133,7 @@ class Account:
     def begin(self, num_requests: int, *, prompt_tokens: int) -> None:
         """Count requests that begin, whose prompts have so many tokens together.
 
-        Each ends by `end`, or all of them by `take_back`.
+        Each ends by `end` or `end_unbegun`, or all of them by `take_back`.
 
         Raises:
             gateway.errors.GatewayError: as `check`; nothing was counted.
@@ -151,6 +150,12 @@ class Account:
         self._tokens.take(-prompt_tokens)
         self.num_running -= num_requests
         self.usage.num_requests -= num_requests
+
+    def end_unbegun(self, *, prompt_tokens: int) -> None:
+        """Count the end of one request that only ever waited: its quota is given back."""
+        self._requests.take(-1)
+        self._tokens.take(-prompt_tokens)
+        self.num_running -= 1
 
     def count_refusal(self) -> None:
         self.usage.num_refused += 1
@@ -199,8 +204,8 @@ class _Bucket:
         self._at_s = now_s
 
 
-def _refuse_what_never_fits(num_requests: int, most: int, when: str) -> None:
-    if num_requests > most:
+def _refuse_what_never_fits(num_requests: int, most: int | None, when: str) -> None:
+    if most is not None and num_requests > most:
         raise InvalidRequest(
             f"these are {num_requests} requests at once, and this key may have {most} {when}",
             param="n",

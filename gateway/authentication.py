@@ -17,6 +17,9 @@ PUBLIC_ROUTES = frozenset({"/", "/dashboard", "/static/{name}", "/health", "/rea
 # What concerns all: whoever sees it learns how much the others send, and when.
 ADMIN_ROUTES = frozenset({"/metrics", "/v1/steps", "/v1/steps/stream", "/v1/steps/trace"})
 
+# The websockets: all that a ticket opens. Elsewhere it could be traded for the next one for ever.
+TICKET_ROUTES = frozenset({"/v1/stream", "/v1/steps/stream", "/v1/responses"})
+
 
 def add_routes(app: web.Application) -> None:
     """Serve /v1/ws-ticket."""
@@ -31,20 +34,23 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     route = None if resource is None else resource.canonical
     if route in PUBLIC_ROUTES:
         return await handler(request)
-    caller = _caller(request, request.app[KEY_RING])
+    caller = _caller(request, route, request.app[KEY_RING])
     if route in ADMIN_ROUTES and not caller.is_admin:
         raise Forbidden("this needs an admin's API key", code="admin_key_required")
     request[CALLER] = caller
     return await handler(request)
 
 
-def _caller(request: web.Request, keys: KeyRing) -> Caller:
+def _caller(request: web.Request, route: str | None, keys: KeyRing) -> Caller:
     """Return the caller by the ticket of a websocket handshake, or else by the key."""
-    tickets = request.query.getall("ticket", [])
-    if not tickets or keys.is_open:
+    is_handshake = (
+        request.method == "GET"
+        and route in TICKET_ROUTES
+        and request.headers.get("Upgrade", "").lower() == "websocket"
+    )
+    tickets = request.query.getall("ticket", []) if is_handshake else []
+    if not tickets:
         return keys.caller(_authorization(request))
-    if request.headers.get("Upgrade", "").lower() != "websocket":
-        raise InvalidRequest("a ticket is for websockets only", param="ticket")
     if len(tickets) > 1:
         raise InvalidRequest("ticket comes twice", param="ticket")
     return keys.redeem(tickets[0])

@@ -1,6 +1,8 @@
-"""The open websockets, whatever they carry: how many there may be, and their end at a stop."""
+"""The open websockets, whatever they carry: how many, how fast, and their end at a stop."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -12,6 +14,7 @@ __all__ = [
     "DRAINING",
     "RETRY_AFTER_S",
     "STREAM_CONNECTIONS",
+    "MessageRate",
     "begin_drain",
     "check_room",
     "close_all",
@@ -20,6 +23,7 @@ __all__ = [
 
 RETRY_AFTER_S = 5.0
 SHUTDOWN_REASON = "the server is shutting down"
+BURST_S = 2.0  # of silence make up for as many messages more
 
 
 class Connection(Protocol):
@@ -48,6 +52,30 @@ class Connection(Protocol):
 
 STREAM_CONNECTIONS: web.AppKey[set[Connection]] = web.AppKey("STREAM_CONNECTIONS")
 DRAINING: web.AppKey[asyncio.Event] = web.AppKey("DRAINING", asyncio.Event)  # set once we do
+
+
+class MessageRate:
+    """How fast the messages of one websocket are read: in bursts, but on average no faster.
+
+    Args:
+        max_per_s: messages in a second.
+        clock: seconds.
+    """
+
+    def __init__(self, max_per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = 1.0 / max_per_s
+        self._clock = clock
+        self._due_s = clock() - BURST_S
+
+    async def wait(self) -> None:
+        """Count a message that has come, and return when it is time to handle it.
+
+        Until then the next ones wait in the socket, and so does the client.
+        """
+        now_s = self._clock()
+        self._due_s = max(self._due_s, now_s - BURST_S) + self._interval_s
+        if self._due_s > now_s:
+            await asyncio.sleep(self._due_s - now_s)
 
 
 def check_room(app: web.Application) -> None:

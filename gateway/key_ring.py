@@ -74,15 +74,16 @@ class KeyRing:
     def replace(self, keys: Sequence[ApiKey]) -> None:
         """Let these keys in from now on, and no others.
 
-        Accounts go on under their names. A key that is gone, or became another one under its
-        name, begins nothing more, on open websockets either.
+        Accounts go on under their names. A key that is gone, or that became another one, or of
+        another tenant, or of an admin, or of none, begins nothing more as what it was, on open
+        websockets either.
         """
         old = {entry.key.name: entry for entry in self._entries or ()}
         entries = []
         for key in keys:
             digest = bytes.fromhex(key.sha256)
             entry = old.get(key.name)
-            if entry is not None and entry.digest == digest:
+            if entry is not None and _is_same_caller(entry.key, key):
                 del old[key.name]
                 account = entry.account
                 account.quota = key.quota
@@ -150,6 +151,12 @@ class KeyRing:
         if found is None or found.expires_s <= self._clock() or found.caller.account.is_closed:
             raise Unauthorized("this ticket is not valid any more")
         return found.caller
+
+
+def _is_same_caller(old: ApiKey, new: ApiKey) -> bool:
+    """Whether whoever came with the old key may go on as who the new one makes of them."""
+    before, after = ((key.sha256, key.tenant_name, key.admin) for key in (old, new))
+    return before == after
 
 
 def _digest(ticket: str) -> bytes:

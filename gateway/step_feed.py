@@ -14,8 +14,9 @@ import aiohttp
 import orjson
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from gateway.accounts import Account
 from gateway.config import GatewayConfig
-from gateway.connections import RETRY_AFTER_S
+from gateway.connections import RETRY_AFTER_S, MessageRate
 from gateway.step_messages import clock_body, engine_status, stats_body, step_bodies
 from jaxengine.step_log import StepRecord
 from jaxengine.token_engine import TokenEngine
@@ -28,12 +29,14 @@ BATCH_INTERVAL_S = 0.1  # between two batches of steps
 STATS_INTERVAL_S = 1.0
 MAX_STEPS = 256  # in one batch
 MAX_SHARES = 8192  # in one batch of more than one step
+REVOKED = b"this API key was revoked"
 
 
 class StepFeed:
     """One watcher.
 
     Args:
+        account: of the watcher; once its key is no more, the feed ends.
         after: the first step to send is the next one; whoever has seen none asks for -1.
     """
 
@@ -44,6 +47,7 @@ class StepFeed:
         engine: TokenEngine,
         config: GatewayConfig,
         *,
+        account: Account,
         after: int,
         with_shares: bool,
     ) -> None:
@@ -51,6 +55,7 @@ class StepFeed:
         self._transport = transport
         self._engine = engine
         self._config = config
+        self._account = account
         self._last_sent = after
         self._with_shares = with_shares
         self._wakeup = asyncio.Event()
@@ -58,6 +63,7 @@ class StepFeed:
         # What the writer has to do, the most urgent first.
         self._ping: bytes | None = None  # the newest one unanswered
         self._goodbye: str | None = None
+        self._closing = False  # by us; the writer does it
         self._stats_are_due = False
         self._steps_are_due = False
 
@@ -72,7 +78,7 @@ class StepFeed:
                 finally:
                     for timer in timers:
                         timer.cancel()
-                    if self._goodbye is None:
+                    if not self._closing:
                         writer.cancel()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(self._config.ws_close_timeout_s):
@@ -85,7 +91,7 @@ class StepFeed:
 
     def shut_down(self, reason: str) -> None:
         """Say goodbye and close once that is sent."""
-        self._goodbye = reason
+        self._goodbye, self._closing = reason, True
         self._wakeup.set()
 
     async def wait_ended(self) -> None:
@@ -98,8 +104,10 @@ class StepFeed:
 
     async def _read(self) -> None:
         """Return when the client has left; what it says means nothing here."""
+        rate = MessageRate(self._config.ws_max_messages_per_s)
         while True:
             frame = await self._ws.receive()
+            await rate.wait()
             match frame.type:
                 case WSMsgType.PING:
                     self._ping = bytes(frame.data)
@@ -149,6 +157,11 @@ class StepFeed:
 
     async def _send_what_is_due(self) -> bool:
         """Return whether it was the last."""
+        if self._account.is_closed:
+            self._closing = True
+            async with asyncio.timeout(self._config.send_timeout_s):
+                await self._ws.close(code=WSCloseCode.POLICY_VIOLATION, message=REVOKED)
+            return True
         if self._ping is not None:
             payload, self._ping = self._ping, None
             async with asyncio.timeout(self._config.send_timeout_s):

@@ -8,6 +8,7 @@ import orjson
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, ENGINE
+from gateway.callers import caller_of
 from gateway.connections import check_room, serve_connection
 from gateway.errors import InvalidRequest
 from gateway.step_feed import StepFeed
@@ -87,6 +88,7 @@ async def step_stream(request: web.Request) -> web.StreamResponse:
         request.transport,
         engine,
         config,
+        account=caller_of(request).account,
         after=_known(engine.steps, after),
         with_shares=with_shares,
     )

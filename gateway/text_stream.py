@@ -257,11 +257,7 @@ class TextStream:
         )
         self._log_end(finish)
         if self._account is not None:
-            self._account.end(
-                prompt_tokens=finish.usage.prompt_tokens,
-                cached_tokens=finish.usage.cached_tokens,
-                timing=finish.timing,
-            )
+            self._settle(self._account, finish)
         self._metrics.observe_request(
             "abort" if reason == "cancelled" else reason,
             prompt_tokens=finish.usage.prompt_tokens,
@@ -269,6 +265,17 @@ class TextStream:
             timing=finish.timing,
         )
         return finish
+
+    def _settle(self, account: Account, finish: TextFinish) -> None:
+        """Tell the account how it ended; what never began to run costs nothing."""
+        if finish.reason == "queue_timeout":
+            account.end_unbegun(prompt_tokens=self._num_prompt_tokens)
+            return
+        account.end(
+            prompt_tokens=finish.usage.prompt_tokens,
+            cached_tokens=finish.usage.cached_tokens,
+            timing=finish.timing,
+        )
 
     def _log_end(self, finish: TextFinish) -> None:
         """Say who used what; never what was asked or answered."""

@@ -17,7 +17,13 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR
 from gateway.callers import Caller, caller_of
 from gateway.config import GatewayConfig
-from gateway.connections import DRAINING, RETRY_AFTER_S, check_room, serve_connection
+from gateway.connections import (
+    DRAINING,
+    RETRY_AFTER_S,
+    MessageRate,
+    check_room,
+    serve_connection,
+)
 from gateway.errors import GatewayError, InvalidRequest, NotFound, Overloaded, Unavailable
 from gateway.generation import TextGenerator
 from gateway.mailbox import Close, Mailbox, Outbox, PongFrame
@@ -48,7 +54,6 @@ __all__ = ["StreamConnection", "stream_handler"]
 logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
-BURST_S = 2.0  # of silence make up for as many messages more
 
 
 class StreamConnection:
@@ -142,18 +147,12 @@ class StreamConnection:
     # ---- reading -------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        interval_s = 1.0 / self._config.ws_max_messages_per_s
-        clock = asyncio.get_running_loop().time
-        due_s = clock() - BURST_S
+        rate = MessageRate(self._config.ws_max_messages_per_s)
         while not self._closing:
             # Answers that the client does not fetch stop us reading, not growing.
             await self._outbox.wait_for_room()
             frame = await self._ws.receive()
-            # Messages may come in bursts; beyond, they wait in the socket, and so does the client.
-            now_s = clock()
-            due_s = max(due_s, now_s - BURST_S) + interval_s
-            if due_s > now_s:
-                await asyncio.sleep(due_s - now_s)
+            await rate.wait()
             match frame.type:
                 case WSMsgType.TEXT | WSMsgType.BINARY:
                     self._handle_frame(frame.type, frame.data)

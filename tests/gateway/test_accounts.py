@@ -151,3 +151,21 @@ def test_usage_adds_up(clock):
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (30, 4, 11)
     assert usage.busy_s == 0.5 + 1.5 + 1.0 + 1.5
     assert account.num_running == 0
+
+
+@pytest.mark.parametrize("bound", ["requests_per_minute", "max_concurrent_requests"])
+def test_what_never_fits_is_refused_even_where_nothing_was_used(clock, bound):
+    account = Account("a", Quota(**{bound: 3}), clock=clock)
+    with pytest.raises(InvalidRequest, match="4 requests at once, and this key may have 3"):
+        account.begin(4, prompt_tokens=1)
+    account.begin(3, prompt_tokens=1)
+
+
+def test_what_only_ever_waited_costs_no_quota(clock):
+    quota = Quota(requests_per_minute=2, tokens_per_minute=100, max_concurrent_requests=2)
+    account = Account("a", quota, clock=clock)
+    account.begin(2, prompt_tokens=100)
+    account.end_unbegun(prompt_tokens=60)
+    account.check(1, prompt_tokens=60)
+    assert account.num_running == 1
+    assert account.usage.num_requests == 2  # a counter, which never falls

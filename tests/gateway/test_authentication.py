@@ -10,6 +10,8 @@ from yarl import URL
 from fakes import FakeEngine
 from gateway.api_keys import ApiKey, hash_of_key
 from gateway.key_ring import KeyRing
+from gateway.tenants import tenant_of_key
+from jaxengine.outputs import FinishReason
 
 PROTOCOL = "headrace.v1.json"
 
@@ -219,10 +221,41 @@ async def test_a_ticket_may_what_its_key_may(gateway):
         assert await handshake_status(gateway, path) == status
 
 
-async def test_a_ticket_is_for_nothing_but_a_websocket(gateway):
-    path = f"/v1/models?ticket={await ticket(gateway, 'root')}"
-    assert (await get(gateway, path, {}))[0] == 400
-    assert (await get(gateway, path, bearer("root")))[0] == 400
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/ws-ticket"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/x"),
+        ("GET", "/metrics"),
+        ("GET", "/v1/models"),
+        ("HEAD", "/v1/stream"),
+    ],
+)
+async def test_a_ticket_opens_nothing_but_a_websocket(gateway, method, path):
+    granted = await ticket(gateway, "root")
+    ticketed = f"{path}?ticket={granted}"
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    for headers in ({}, upgrade):
+        async with gateway.session.request(method, ticketed, headers=headers) as response:
+            assert response.status == 401
+    assert await handshake_status(gateway, f"/v1/stream?ticket={granted}") == 101
+
+
+async def test_a_ticket_without_an_upgrade_is_refused_and_not_used_up(gateway):
+    path = f"/v1/stream?ticket={await ticket(gateway, 'alice')}"
+    assert (await get(gateway, path, {}))[0] == 401
+    assert await handshake_status(gateway, path) == 101
+
+
+async def test_a_ticket_opens_a_websocket_of_responses(gateway):
+    path = f"/v1/responses?ticket={await ticket(gateway, 'alice')}"
+    async with gateway.session.ws_connect(path) as ws:
+        await ws.send_json({"type": "response.create", "input": "x", "max_output_tokens": 1})
+        while (await ws.receive_json())["type"] != "response.incomplete":
+            pass
+    assert gateway.engine.requests[0].tenant == "team"
 
 
 async def test_a_ticket_needs_a_key(gateway):
@@ -236,9 +269,15 @@ async def test_two_tickets_at_once_are_refused(gateway):
 
 async def test_without_keys_a_page_may_do_the_same(start_gateway):
     gateway = await start_gateway()
-    async with gateway.session.post("/v1/ws-ticket") as response:
+    headers = {"Authorization": "Bearer a page's name"}
+    async with gateway.session.post("/v1/ws-ticket", headers=headers) as response:
         granted = (await response.json())["ticket"]
-    assert await handshake_status(gateway, f"/v1/stream?ticket={granted}") == 101
+    path = f"/v1/stream?ticket={granted}"
+    async with connect(gateway, path) as ws:
+        await start(ws, max_tokens=1)
+        assert (await last_message(ws))["type"] == "done"
+    assert gateway.engine.requests[0].tenant == tenant_of_key("Bearer a page's name")
+    assert await handshake_status(gateway, path) == 401  # it was used
 
 
 # ---- limits ------------------------------------------------------------------------------------
@@ -325,6 +364,20 @@ async def test_what_the_engine_refuses_costs_no_quota(start_gateway):
     assert (account.num_running, account.usage.num_requests, account.usage.num_refused) == (0, 0, 3)
 
 
+async def test_a_request_that_only_ever_waited_costs_no_quota(start_gateway):
+    quota = {"requests_per_minute": 1, "tokens_per_minute": 1, "max_concurrent_requests": 1}
+    gateway = await start_gateway(keys=KeyRing([key("alice", **quota)]))
+    gateway.engine.hold()
+    body = {"prompt": "x", "max_tokens": 1}
+    waiting = asyncio.create_task(post(gateway, "/v1/completions", body, bearer("alice")))
+    await gateway.engine.wait_for_requests(1)
+    gateway.engine.expire(FinishReason.QUEUE_TIMEOUT)
+    status, _, text = await waiting
+    assert (status, json.loads(text)["error"]["code"]) == (429, "queue_timeout")
+    gateway.engine.release()
+    assert (await post(gateway, "/v1/completions", body, bearer("alice")))[0] == 200
+
+
 async def test_a_revoked_key_begins_nothing_on_an_open_websocket(gateway, ring):
     gateway.engine.hold()
     async with connect(gateway, headers=bearer("alice")) as ws:
@@ -336,6 +389,25 @@ async def test_a_revoked_key_begins_nothing_on_an_open_websocket(gateway, ring):
         assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
         gateway.engine.release()
         assert (await last_message(ws, "running"))["type"] == "done"
+
+
+async def test_a_key_of_another_tenant_now_begins_nothing_in_the_name_of_the_old_one(gateway, ring):
+    async with connect(gateway, headers=bearer("alice")) as ws:
+        ring.replace([key("alice", tenant="other"), key("root", admin=True)])
+        await start(ws)
+        assert (await last_message(ws))["status"] == 401
+    async with connect(gateway, headers=bearer("alice")) as ws:
+        await start(ws, max_tokens=1)
+        assert (await last_message(ws))["type"] == "done"
+    assert [request.tenant for request in gateway.engine.requests] == ["other"]
+
+
+async def test_who_is_an_admin_no_more_watches_no_more(gateway, ring):
+    async with gateway.session.ws_connect("/v1/steps/stream", headers=bearer("root")) as ws:
+        ring.replace([key("root")])
+        while (await ws.receive()).type is aiohttp.WSMsgType.TEXT:
+            pass
+        assert ws.close_code == 1008
 
 
 # ---- what does not get out ---------------------------------------------------------------------

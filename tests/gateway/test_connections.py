@@ -8,6 +8,7 @@ from gateway.config import GatewayConfig
 from gateway.connections import (
     DRAINING,
     STREAM_CONNECTIONS,
+    MessageRate,
     begin_drain,
     check_room,
     close_all,
@@ -102,3 +103,20 @@ async def test_a_drain_is_told_to_all_and_to_those_that_come_later(app):
     assert early.heard == late.heard == ["drain: the server is shutting down"]
     await close_all(app, "bye")
     await asyncio.gather(*serving)
+
+
+async def test_messages_beyond_a_burst_wait_for_their_turn(monkeypatch):
+    now_s, waits_s = 1000.0, []
+
+    async def sleep(seconds):
+        waits_s.append(seconds)
+
+    monkeypatch.setattr("gateway.connections.asyncio.sleep", sleep)
+    rate = MessageRate(2.0, clock=lambda: now_s)
+    for _ in range(6):  # 2 s of silence are good for 4 messages
+        await rate.wait()
+    assert waits_s == [0.5, 1.0]
+    now_s += 3600.0
+    for _ in range(5):
+        await rate.wait()
+    assert waits_s == [0.5, 1.0, 0.5]

@@ -88,7 +88,7 @@ def test_an_empty_set_of_keys_lets_nobody_in():
 def test_accounts_go_on_when_keys_are_replaced(ring):
     alice, root = (ring.caller(bearer(name)).account for name in ("alice", "root"))
     alice.begin(1, prompt_tokens=1)
-    ring.replace([key("alice", requests_per_minute=7), key("new")])
+    ring.replace([key("alice", tenant="team", requests_per_minute=7), key("new")])
     assert ring.caller(bearer("alice")).account is alice
     assert alice.quota.requests_per_minute == 7
     assert ring.caller(bearer("new")).account.usage.num_requests == 0
@@ -151,3 +151,25 @@ def test_tickets_are_bounded_for_each_key(ring, clock):
 def test_what_was_never_issued_is_no_ticket(ring, ticket):
     with pytest.raises(Unauthorized):
         ring.redeem(ticket)
+
+
+@pytest.mark.parametrize("change", [{"tenant": "other"}, {"tenant": "team", "admin": True}])
+def test_a_key_that_says_something_else_of_its_holder_goes_on_counting_as_another(ring, change):
+    caller = ring.caller(bearer("alice"))
+    caller.account.begin(1, prompt_tokens=1)
+    ticket = ring.issue_ticket(caller)
+    ring.replace([key("alice", **change)])
+    new = ring.caller(bearer("alice")).account
+    assert new is not caller.account
+    assert new.usage.num_requests == 1
+    with pytest.raises(Unauthorized):
+        caller.account.check(1)
+    with pytest.raises(Unauthorized):
+        ring.redeem(ticket)
+
+
+def test_without_keys_tickets_are_used_up_too():
+    ring = KeyRing(None)
+    caller = ring.caller("Bearer x")
+    for _ in range(MAX_TICKETS + 1):
+        assert ring.redeem(ring.issue_ticket(caller)) is caller

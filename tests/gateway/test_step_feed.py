@@ -9,7 +9,8 @@ from aiohttp import WSMsgType
 
 from fakes import FakeEngine
 from gateway import step_feed
-from gateway.connections import STREAM_CONNECTIONS, close_all
+from gateway.app_keys import KEY_RING
+from gateway.connections import STREAM_CONNECTIONS, MessageRate, close_all
 from step_records import make_step, make_steps
 from stream_app import serve_streams, until
 
@@ -180,3 +181,30 @@ async def test_a_real_stop_ends_a_feed_in_the_middle_of_steps(start_gateway):
         await stopping
     assert seen[-1] == "goaway"
     assert ws.close_code == 1012
+
+
+async def test_a_watcher_whose_key_is_revoked_is_closed(monkeypatch):
+    monkeypatch.setattr(step_feed, "STATS_INTERVAL_S", 0.001)
+    async with serve_streams() as gateway, watching(gateway) as ws:
+        [account] = gateway.app[KEY_RING].accounts
+        account.close()
+        while (frame := await ws.receive()).type is WSMsgType.TEXT:
+            pass
+        assert (frame.type, ws.close_code) == (WSMsgType.CLOSE, 1008)
+        assert frame.extra == "this API key was revoked"
+        await until(lambda: not gateway.app[STREAM_CONNECTIONS])
+
+
+async def test_a_watcher_that_talks_is_read_no_faster_than_any_websocket(monkeypatch):
+    waited = []
+
+    async def wait(self):
+        waited.append(self)
+
+    monkeypatch.setattr(MessageRate, "wait", wait)
+    async with serve_streams() as gateway, watching(gateway, autoping=False) as ws:
+        await ws.send_str("{")
+        await ws.ping(b"hey")
+        while (await ws.receive()).type is not WSMsgType.PONG:
+            pass
+        assert len(waited) == 2

@@ -6,7 +6,6 @@ import pytest
 from aiohttp import WSMsgType
 
 from fakes import FakeEngine
-from gateway import websocket
 from gateway.websocket import MAX_BAD_FRAMES
 from stream_app import serve_streams, start
 
@@ -144,7 +143,7 @@ async def test_a_websocket_ping_is_answered_with_its_payload():
 
 
 async def test_a_client_that_says_too_much_waits_and_nobody_else(monkeypatch):
-    monkeypatch.setattr(websocket, "BURST_S", 2 * 3600.0)
+    monkeypatch.setattr("gateway.connections.BURST_S", 2 * 3600.0)
     async with (
         serve_streams(ws_max_messages_per_s=1 / 3600) as gateway,
         gateway.connect() as chatty,

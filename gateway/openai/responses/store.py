@@ -107,12 +107,12 @@ class ResponseStore:
     def put(self, owner: str, stored: StoredResponse) -> None:
         """Keep a response, or count it anew once it has ended."""
         key = (owner, stored.response.id)
-        self._forget_size(key)
+        self.delete(*key)  # what cannot be counted is not kept
+        num_bytes = stored.num_bytes if stored.has_ended else None
         self._stored[key] = stored
-        self._stored.move_to_end(key)
-        if stored.has_ended:
-            self._sizes[key] = stored.num_bytes
-            self.num_bytes += self._sizes[key]
+        if num_bytes is not None:
+            self._sizes[key] = num_bytes
+            self.num_bytes += num_bytes
             self._make_room()
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:

@@ -20,7 +20,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR
 from gateway.callers import Caller, caller_of
 from gateway.config import GatewayConfig
-from gateway.connections import RETRY_AFTER_S, check_room, serve_connection
+from gateway.connections import RETRY_AFTER_S, MessageRate, check_room, serve_connection
 from gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded, Unavailable
 from gateway.generation import TextGenerator
 from gateway.json_body import decode_object
@@ -95,6 +95,7 @@ class ResponsesConnection:
                 async with asyncio.timeout(self._config.ws_close_timeout_s):
                     await self._ws.close(drain=False)
         finally:
+            self._service.release(self._caller.account, self._num_bytes)
             self._ended.set()
 
     def drain(self, reason: str) -> None:
@@ -118,10 +119,12 @@ class ResponsesConnection:
     # ---- reading -------------------------------------------------------------------------------
 
     async def _read(self) -> None:
+        rate = MessageRate(self._config.ws_max_messages_per_s)
         while not self._closing:
             # A client that does not fetch its answers is not read from either.
             await self._frames.wait_for_room()
             frame = await self._ws.receive()
+            await rate.wait()
             match frame.type:
                 case WSMsgType.TEXT | WSMsgType.BINARY:
                     self._handle_frame(frame.type, frame.data)
@@ -170,6 +173,7 @@ class ResponsesConnection:
                 f"the open requests of a connection may have {config.max_body_bytes} bytes",
                 retry_after_s=1.0,
             )
+        self._service.hold(self._caller.account, num_bytes)
         self._num_requests += 1
         self._num_bytes += num_bytes
         lane = self._lanes.get(stream_id)
@@ -202,6 +206,7 @@ class ResponsesConnection:
                 self._send_error(InternalError(), lane.stream_id)
             self._num_requests -= 1
             self._num_bytes -= num_bytes
+            self._service.release(self._caller.account, num_bytes)
         del self._lanes[lane.stream_id]
         if self._draining and not self._lanes:
             self._close(WSCloseCode.SERVICE_RESTART, "the server is shutting down")

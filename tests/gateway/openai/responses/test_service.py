@@ -3,10 +3,12 @@ import json
 import pytest
 
 from fakes import FakeEngine
+from gateway.accounts import Account
 from gateway.callers import anonymous_caller
 from gateway.config import GatewayConfig
+from gateway.errors import Overloaded
 from gateway.openai.responses.creation import create_run, read_body
-from gateway.openai.responses.service import ResponseService
+from gateway.openai.responses.service import MAX_HELD_BYTES, ResponseService
 
 
 @pytest.fixture
@@ -94,3 +96,42 @@ async def test_closing_ends_what_runs_as_failed(service, make_run):
     assert stored.response.status == "failed"
     assert json.loads(stored.events[-1])["type"] == "response.failed"
     assert engine.num_active == 0
+
+
+async def test_an_event_that_cannot_be_written_ends_the_response_as_failed(
+    service, make_run, caplog
+):
+    run = await make_run(FakeEngine(), background=True)
+
+    async def events():
+        yield []
+        yield [{"type": "\ud800"}]
+
+    run.events = events
+    stored = await service.start("me", run)
+    await stored.wait_ended()
+    assert (stored.response.status, stored.response.error.code) == ("failed", "server_error")
+    assert json.loads(stored.events[-1])["type"] == "response.failed"
+    assert service.store.num_bytes > 0
+    assert "a response in the background failed" in caplog.text
+
+
+async def test_a_response_that_has_ended_does_not_keep_its_run(service, make_run):
+    stored = await service.start("me", await make_run(FakeEngine(), background=True))
+    await stored.wait_ended()
+    assert not hasattr(stored.cancel, "__self__")
+    status = stored.response.status
+    stored.cancel()
+    assert stored.response.status == status
+
+
+def test_the_open_requests_of_an_account_have_only_so_many_bytes():
+    service = ResponseService(1 << 20)
+    alice, bob = Account("alice"), Account("bob")
+    service.hold(alice, MAX_HELD_BYTES - 1)
+    service.hold(alice, 1)
+    with pytest.raises(Overloaded):
+        service.hold(alice, 1)
+    service.hold(bob, MAX_HELD_BYTES + 1)  # a single one is bounded elsewhere
+    service.release(alice, MAX_HELD_BYTES)
+    service.hold(alice, 1)

@@ -1,6 +1,7 @@
 import asyncio
 
 import msgspec
+import pytest
 
 from gateway.openai.responses.protocol import ReasoningOptions, ResponseObject, TextOptions
 from gateway.openai.responses.store import ResponseStore, StoredResponse
@@ -123,3 +124,13 @@ async def test_silence_is_told():
     follower = running.follow(-1, idle_s=0.001)
     assert await anext(follower) is None
     await follower.aclose()
+
+
+def test_what_cannot_be_counted_is_not_kept():
+    store = ResponseStore(1 << 20)
+    running = stored("a", status="in_progress")
+    store.put("", running)
+    running.response = msgspec.structs.replace(response("a"), metadata={"a": "\ud800"})
+    with pytest.raises(UnicodeEncodeError):
+        store.put("", running)
+    assert (len(store), store.num_bytes) == (0, 0)

@@ -7,6 +7,9 @@ import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, WSServerHandshakeError
 
 from fakes import FakeEngine
+from gateway.connections import MessageRate
+from gateway.openai.responses.service import RESPONSES
+from stream_app import until
 
 CREATE = {"type": "response.create", "input": "Hi"}
 
@@ -196,3 +199,40 @@ async def test_a_page_of_another_site_is_refused(gateway):
             "/v1/responses", headers={"Origin": "https://evil.example"}
         )
     assert caught.value.status == 403
+
+
+async def test_open_requests_of_an_account_have_only_so_many_bytes_over_all_connections(
+    gateway, monkeypatch
+):
+    monkeypatch.setattr("gateway.openai.responses.service.MAX_HELD_BYTES", 2000)
+    gateway.engine.hold()
+    long = {**CREATE, "user": "x" * 1500, "max_output_tokens": 1}
+    async with connect(gateway) as other:
+        async with connect(gateway) as ws:
+            await ws.send_json(long)
+            await ws.send_json({**CREATE, "stream_id": "next"})
+            await gateway.engine.wait_for_requests(2)
+            await other.send_json(long)
+            error = await last_of(other)
+            assert (error["type"], error["status"]) == ("error", 429)
+        await gateway.engine.wait_until_idle()
+        held = gateway.server._runner.app[RESPONSES]._num_held
+        await until(lambda: not held)
+        gateway.engine.release()
+        await other.send_json(long)
+        assert (await last_of(other))["type"] == "response.incomplete"
+        await until(lambda: not held)
+
+
+async def test_its_messages_are_read_no_faster_than_those_of_any_websocket(gateway, monkeypatch):
+    waited = []
+
+    async def wait(self):
+        waited.append(self)
+
+    monkeypatch.setattr(MessageRate, "wait", wait)
+    async with connect(gateway) as ws:
+        for _ in range(2):
+            await ws.send_str("{")
+            assert (await receive(ws))["status"] == 400
+        assert len(waited) == 2
