@@ -37,7 +37,8 @@ async def read_object(request: web.Request) -> dict[str, object]:
             RequestTimeout (408), InvalidRequest (400).
     """
     config = request.app[CONFIG]
-    if request.content_type != "application/json" or request.charset not in (None, "utf-8"):
+    charset = (request.charset or "utf-8").lower()
+    if request.content_type != "application/json" or charset != "utf-8":
         raise UnsupportedMediaType("Content-Type must be application/json in UTF-8")
     if request.content_length is not None and request.content_length > config.max_body_bytes:
         raise PayloadTooLarge(f"the body may have at most {config.max_body_bytes} bytes")

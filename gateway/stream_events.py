@@ -45,7 +45,7 @@ def add_routes(app: web.Application) -> None:
 
 async def start_events(request: web.Request) -> web.StreamResponse:
     """Begin a generation and send its messages."""
-    body = convert(await read_object(request), EventsBody)
+    body = _body(await read_object(request))
     options = body.stream or StreamOptions()
     if options.credits is not None:
         raise InvalidRequest(
@@ -81,6 +81,19 @@ async def cancel_events(request: web.Request) -> web.Response:
     store = request.app[RESUME_STORE]
     store.find(_token(request), principal=caller_of(request).principal).run.cancel()
     return web.Response(status=204)
+
+
+def _body(raw: dict[str, object]) -> EventsBody:
+    """Return the body; what is wrong in its request is named as on the websocket."""
+    try:
+        return convert(raw, EventsBody)
+    except InvalidRequest as error:
+        prefix = "request."
+        if error.param is None or not error.param.startswith(prefix):
+            raise
+        raise InvalidRequest(
+            error.message.removeprefix(prefix), param=error.param.removeprefix(prefix)
+        ) from None
 
 
 def _token(request: web.Request) -> str:

@@ -9,7 +9,9 @@ from jaxengine.sampling_params import SamplingParams
 
 __all__ = ["NO_WISHES", "TokenWishes", "token_name", "with_wishes"]
 
+MAX_BAD_WORDS = 256  # the engine bounds what becomes of them, which is known too late
 MAX_BAD_WORD_LENGTH = 256  # characters
+MAX_BAD_WORDS_LENGTH = 8192  # of all together; they are tokenized on the event loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,8 @@ def with_wishes(
     """Return the parameters with what is wished for, but for the structure.
 
     Raises:
-        InvalidRequest: an id outside the vocabulary, or a bad word of no or too many characters.
+        InvalidRequest: an id outside the vocabulary, too many bad words, or one of no or too many
+            characters.
         jaxengine.errors.InvalidRequestError: a value is out of range.
     """
     _check_ids("logit_bias", [token_id for token_id, _ in wishes.logit_bias], vocab_size)
@@ -81,6 +84,12 @@ def _check_ids(param: str, ids: list[int] | tuple[int, ...], vocab_size: int) ->
 
 def _bad_words(words: tuple[str, ...], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the ids of each word, as it is written at the beginning and after a space."""
+    if len(words) > MAX_BAD_WORDS or sum(map(len, words)) > MAX_BAD_WORDS_LENGTH:
+        raise InvalidRequest(
+            f"bad_words may hold at most {MAX_BAD_WORDS} words "
+            f"of {MAX_BAD_WORDS_LENGTH} characters together",
+            param="bad_words",
+        )
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not 0 < len(word) <= MAX_BAD_WORD_LENGTH:

@@ -8,6 +8,7 @@ most open models know: JSON between ``<tool_call>`` and ``</tool_call>``.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from gateway.text_codec import ChatMessage, MessageCall, ToolDefinition
 
@@ -28,17 +29,12 @@ def with_tools_in_words(
 ) -> tuple[ChatMessage, ...]:
     """Return a conversation that says the same without tools, calls and results of its own kind."""
     told: list[ChatMessage] = []
-    after_result = False
-    for message in messages:
-        is_result = message.role == "tool"
-        if not is_result:
-            told.append(_with_calls(message))
-        elif after_result:
+    for are_results, group in groupby(messages, key=lambda message: message.role == "tool"):
+        if are_results:
             # One turn for all results: many templates want user and assistant to take turns.
-            told[-1] = replace(told[-1], content=f"{told[-1].content}\n{_result(message)}")
+            told.append(ChatMessage(role="user", content="\n".join(map(_result, group))))
         else:
-            told.append(ChatMessage(role="user", content=_result(message)))
-        after_result = is_result
+            told.extend(map(_with_calls, group))
     if not tools:
         return tuple(told)
     definitions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

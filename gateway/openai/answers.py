@@ -62,7 +62,13 @@ class AnswerFormat(Protocol):
         """Return the choices of the last chunks, of which the last one adds nothing but the end."""
         ...
 
-    def whole(self, index: int, text: str, finish: TextFinish) -> AnyChoice: ...
+    def hold(self, index: int, text: str) -> None:
+        """Take in text of an answer that is told as a whole."""
+        ...
+
+    def whole(self, index: int, finish: TextFinish) -> AnyChoice:
+        """Return the choice with all that was held."""
+        ...
 
     def reasoning_tokens(self, index: int, token_ids: Sequence[int]) -> int:
         """Return how many of the next tokens of a choice are thoughts before the answer."""
@@ -121,7 +127,6 @@ class _Answer:
         self._details = [ChoiceDetails(details, p, tokenizer) for p in prepared]
 
     async def whole(self) -> web.Response:
-        texts = [""] * len(self._prepared)
         choices: dict[int, AnyChoice] = {}
         async with (
             open_streams(self._generator, self._prepared) as streams,
@@ -131,16 +136,17 @@ class _Answer:
                 if item is None:
                     continue
                 index, delta = item
-                texts[index] += delta.text
+                if delta.text:  # taken apart as it comes: at the end it would hold up all others
+                    self._format.hold(index, delta.text)
                 self._count(index, delta)
                 if delta.finish is not None:
                     if (failure := self._generator.failure(delta.finish)) is not None:
                         raise failure
-                    choice = self._format.whole(index, texts[index], delta.finish)
+                    choice = self._format.whole(index, delta.finish)
                     choices[index] = self._details[index].attach(choice)
         body = self._envelope(
             self._format.object_name,
-            *(choices[index] for index in range(len(texts))),
+            *(choices[index] for index in range(len(self._prepared))),
             usage=self._usage.body(),
             system_fingerprint=self._fingerprint,
         )

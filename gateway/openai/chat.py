@@ -44,7 +44,13 @@ from gateway.openai.tool_parsers import (
     ReasoningText,
     ReplyText,
 )
-from gateway.openai.tools import AnswerReading, answer_reading, new_call_id, tool_use
+from gateway.openai.tools import (
+    AnswerReading,
+    answer_reading,
+    check_num_calls,
+    new_call_id,
+    tool_use,
+)
 from gateway.openai.unsupported import CHAT_FIELDS, refuse_unsupported
 from gateway.text_codec import MessageCall
 from jaxengine.sampling_params import MAX_LOGPROBS
@@ -109,11 +115,13 @@ def chat_messages(bodies: list[MessageBody]) -> tuple[ChatMessage, ...]:
     """Return the messages as the template knows them.
 
     Raises:
-        InvalidRequest: no message, or one that we cannot serve; `param` is its path.
+        InvalidRequest: none, too many calls, or one that we cannot serve; `param` is its path.
     """
     if not bodies:
         raise InvalidRequest("messages must not be empty", param="messages")
-    return tuple(_message(body, f"messages[{i}]") for i, body in enumerate(bodies))
+    messages = tuple(_message(body, f"messages[{i}]") for i, body in enumerate(bodies))
+    check_num_calls(messages, "messages")
+    return messages
 
 
 def _message(body: MessageBody, path: str) -> ChatMessage:
@@ -219,6 +227,7 @@ class ChatFormat:
         self._style = reading.style
         self._parsers = [reading.parser(generator, prepared) for _ in range(n)]
         self._counters = [reading.counter(generator, prepared) for _ in range(n)]
+        self._held: list[list[Part]] = [[] for _ in range(n)]
 
     def opening(self, index: int) -> ChatDeltaChoice:
         return ChatDeltaChoice(index=index, delta=ChatDelta(role="assistant", content=""))
@@ -239,9 +248,12 @@ class ChatFormat:
             ),
         ]
 
-    def whole(self, index: int, text: str, finish: TextFinish) -> ChatChoice:
+    def hold(self, index: int, text: str) -> None:
+        self._held[index] += self._parsers[index].push(text)
+
+    def whole(self, index: int, finish: TextFinish) -> ChatChoice:
         parser = self._parsers[index]
-        parts = [*parser.push(text), *parser.finish()]
+        parts = [*self._held[index], *parser.finish()]
         return ChatChoice(
             index=index,
             message=self._message(parts),

@@ -1,5 +1,6 @@
 """POST /v1/completions: a text, several texts, or token ids to be continued."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -105,6 +106,7 @@ class CompletionFormat:
 
     def __init__(self, prompts: Sequence[str] = ()) -> None:
         self._prompts = dict(enumerate(prompts))  # those not told yet
+        self._held: defaultdict[int, list[str]] = defaultdict(list)
 
     def opening(self, index: int) -> None:
         return None
@@ -117,7 +119,11 @@ class CompletionFormat:
         prompt = self.text(index, "") if index in self._prompts else []
         return [*prompt, self._end("", index, finish)]
 
-    def whole(self, index: int, text: str, finish: TextFinish) -> CompletionChoice:
+    def hold(self, index: int, text: str) -> None:
+        self._held[index].append(text)
+
+    def whole(self, index: int, finish: TextFinish) -> CompletionChoice:
+        text = "".join(self._held[index])
         return self._end(self._prompts.pop(index, "") + text, index, finish)
 
     def _end(self, text: str, index: int, finish: TextFinish) -> CompletionChoice:

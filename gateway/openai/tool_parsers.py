@@ -6,8 +6,10 @@ that. Nothing is held back except what may yet turn out to be a marker, the whit
 and a call whose name is not known yet.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
     "AnswerParser",
@@ -24,6 +26,8 @@ __all__ = [
     "read_plain",
     "read_text",
 ]
+
+MAX_REWOUND = 16_384  # characters of one answer that are read again, all together
 
 type Reader[T] = Generator[None, str, T]
 
@@ -69,19 +73,20 @@ class CharSource:
     """The characters of an answer, one by one, for readers that look ahead and go back."""
 
     def __init__(self) -> None:
-        self._ahead = ""  # read, but not taken
+        self._ahead: deque[str] = deque()  # read, but not taken
         self._record: list[str] = []
+        self._num_rewound = 0
 
     def peek(self) -> Reader[str]:
         """Return the next character without taking it."""
         if not self._ahead:
-            self._ahead = yield
+            self._ahead.append((yield))
         return self._ahead[0]
 
     def take(self) -> Reader[str]:
         """Return the next character."""
         char = yield from self.peek()
-        self._ahead = self._ahead[1:]
+        self._ahead.popleft()
         self._record.append(char)
         return char
 
@@ -91,11 +96,23 @@ class CharSource:
 
     def unread(self, text: str) -> None:
         """Put characters back that were taken."""
-        self._ahead = text + self._ahead
+        self._ahead.extendleft(reversed(text))
 
     def start_record(self) -> None:
         """Remember what is taken from here on."""
         self._record.clear()
+
+    def rewind(self) -> bool:
+        """Put back all that was recorded, unless so much was rewound before that it is too much.
+
+        Else an answer full of what looks like the beginning of something would be read again from
+        each of these beginnings.
+        """
+        self._num_rewound += len(self._record)
+        if self._num_rewound > MAX_REWOUND:
+            return False
+        self._ahead.extendleft(reversed(self._record))
+        return True
 
     @property
     def record(self) -> str:
@@ -111,7 +128,9 @@ class PartSink:
 
     def __init__(self, max_calls: int | None = None) -> None:
         self._max_calls = max_calls
-        self._parts: list[Part] = []
+        self._parts: list[Part] = []  # but for the last one, while it may grow
+        self._kind: Literal["reasoning", "reply", "arguments"] | None = None  # of that one
+        self._pieces: list[str] = []
         self.num_calls = 0
 
     @property
@@ -119,23 +138,22 @@ class PartSink:
         return self._max_calls is not None and self.num_calls > self._max_calls
 
     def reasoning(self, text: str) -> None:
-        match self._parts:
-            case [*_, ReasoningText(text=before)]:
-                self._parts[-1] = ReasoningText(before + text)
-            case _:
-                self._parts.append(ReasoningText(text))
+        if self._kind != "reasoning":
+            self._end_part()
+            self._kind = "reasoning"
+        self._pieces.append(text)
 
     def reply(self, text: str) -> None:
         if self._max_calls is not None and self.num_calls >= self._max_calls:
             return
-        match self._parts:
-            case [*_, ReplyText(text=before)]:
-                self._parts[-1] = ReplyText(before + text)
-            case _:
-                self._parts.append(ReplyText(text))
+        if self._kind != "reply":
+            self._end_part()
+            self._kind = "reply"
+        self._pieces.append(text)
 
     def call(self, name: str) -> None:
         """Begin the next call."""
+        self._end_part()
         self.num_calls += 1
         if not self._is_full:
             self._parts.append(CallStart(self.num_calls - 1, name))
@@ -144,17 +162,28 @@ class PartSink:
         """Add to the arguments of the last call."""
         if self._is_full:
             return
-        index = self.num_calls - 1
-        match self._parts:
-            case [*_, CallArguments(index=last, text=before)] if last == index:
-                self._parts[-1] = CallArguments(index, before + text)
-            case _:
-                self._parts.append(CallArguments(index, text))
+        if self._kind != "arguments":
+            self._end_part()
+            self._kind = "arguments"
+        self._pieces.append(text)
 
     def take(self) -> list[Part]:
         """Return what has come since the last time."""
+        self._end_part()
         parts, self._parts = self._parts, []
         return parts
+
+    def _end_part(self) -> None:
+        text = "".join(self._pieces)
+        match self._kind:
+            case "reasoning":
+                self._parts.append(ReasoningText(text))
+            case "reply":
+                self._parts.append(ReplyText(text))
+            case "arguments":
+                self._parts.append(CallArguments(self.num_calls - 1, text))
+        self._kind = None
+        self._pieces.clear()
 
 
 class AnswerParser:

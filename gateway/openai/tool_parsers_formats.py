@@ -113,14 +113,18 @@ def _read_list(source: CharSource, sink: PartSink) -> Reader[None]:
 def _attempt(
     source: CharSource, sink: PartSink, reading: Reader[None], *, before: str
 ) -> Reader[bool]:
-    """Read calls; if there are none, `before` is text, and the rest is there to be read again."""
+    """Read calls; if there are none, `before` is text, and the rest is there to be read again.
+
+    The rest is text as well if too much of the answer was read again already.
+    """
     num_calls = sink.num_calls
     source.start_record()
     try:
         yield from reading
     except NotACall:
         _give(sink, before)
-        source.unread(source.record)
+        if not source.rewind():
+            _give(sink, source.record)
         return False
     except EndOfText:
         if sink.num_calls == num_calls:

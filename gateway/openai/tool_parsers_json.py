@@ -189,7 +189,9 @@ def _decoded(text: str) -> str:
         inner = json.loads(text, strict=False)
     except ValueError:
         return text
-    return inner if isinstance(inner, str) and inner.lstrip().startswith("{") else text
+    if isinstance(inner, str) and inner.lstrip().startswith("{") and _is_unicode(inner):
+        return inner
+    return text
 
 
 def _expect(source: CharSource, char: str) -> Reader[None]:
@@ -207,6 +209,15 @@ def _read_string(source: CharSource) -> Reader[str]:
         value = json.loads("".join(pieces), strict=False)
     except ValueError:
         raise _BrokenJSON from None
-    if not isinstance(value, str):
+    if not (isinstance(value, str) and _is_unicode(value)):
         raise _BrokenJSON
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be sent: an escape in JSON may stand for half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

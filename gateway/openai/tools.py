@@ -35,11 +35,19 @@ from gateway.openai.tool_parsers_formats import (
     tool_format,
 )
 from gateway.openai.tools_forced import arguments_structure, calls_structure
-from gateway.text_codec import ToolDefinition
+from gateway.text_codec import ChatMessage, ToolDefinition
 
-__all__ = ["AnswerReading", "ToolUse", "answer_reading", "new_call_id", "tool_use"]
+__all__ = [
+    "AnswerReading",
+    "ToolUse",
+    "answer_reading",
+    "check_num_calls",
+    "new_call_id",
+    "tool_use",
+]
 
 MAX_TOOLS = 128
+MAX_CALLS = 4096  # in one conversation
 MAX_DEPTH = 32
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MARK_TOKENS = 16  # more than the mark that opens thoughts ever takes, with white space
@@ -199,6 +207,20 @@ def tool_use(
             raise InvalidRequest(
                 "tool_choice must be 'none', 'auto', 'required' or a function", param="tool_choice"
             )
+
+
+def check_num_calls(messages: Sequence[ChatMessage], param: str) -> None:
+    """Refuse a conversation with more calls than anybody should have to write down.
+
+    Args:
+        messages: the conversation.
+        param: what the client calls it.
+
+    Raises:
+        InvalidRequest: it has more.
+    """
+    if sum(len(message.tool_calls) for message in messages) > MAX_CALLS:
+        raise InvalidRequest(f"{param} may hold at most {MAX_CALLS} calls of tools", param=param)
 
 
 def answer_reading(

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-import orjson
-
 from gateway.grammars import Structure
 from gateway.openai.protocol import FunctionBody
+from gateway.token_fields import json_structure
 
 __all__ = ["arguments_structure", "calls_structure"]
 
@@ -20,17 +19,24 @@ def arguments_structure(function: FunctionBody, *, index: int) -> Structure:
     Args:
         function: what must be called.
         index: its place among the tools, for errors.
+
+    Raises:
+        InvalidRequest: its schema cannot be read.
     """
-    schema = {**ANY_ARGUMENTS, **(function.parameters or {})}
-    return _structure(schema, f"tools[{index}].function.parameters")
+    return json_structure(_parameters(function), _path(index))
 
 
 def calls_structure(functions: Sequence[FunctionBody], *, max_calls: int | None) -> Structure:
-    """Return the structure of an answer that is a list of calls, at least one."""
+    """Return the structure of an answer that is a list of calls, at least one.
+
+    Raises:
+        InvalidRequest: the schema of one cannot be read.
+    """
     definitions: dict[str, object] = {}
     calls = []
     for index, function in enumerate(functions):
-        schema = {**ANY_ARGUMENTS, **(function.parameters or {})}
+        schema = _parameters(function)
+        json_structure(schema, _path(index))  # if it cannot be read, it is named
         for key in DEFINITIONS:
             own = schema.pop(key, None)
             if isinstance(own, dict):
@@ -56,7 +62,7 @@ def calls_structure(functions: Sequence[FunctionBody], *, max_calls: int | None)
         "maxItems": MAX_CALLS if max_calls is None else max_calls,
         "items": {"anyOf": calls},
     }
-    return _structure(schema, "tools")
+    return json_structure(schema, "tools")
 
 
 def _moved(schema: object, index: int) -> object:
@@ -81,5 +87,9 @@ def _moved_reference(reference: str, index: int) -> str:
     return reference
 
 
-def _structure(schema: Mapping[str, object], param: str) -> Structure:
-    return Structure(kind="json_schema", text=orjson.dumps(schema).decode(), param=param)
+def _parameters(function: FunctionBody) -> dict[str, object]:
+    return {**ANY_ARGUMENTS, **(function.parameters or {})}
+
+
+def _path(index: int) -> str:
+    return f"tools[{index}].function.parameters"

@@ -137,3 +137,11 @@ async def test_a_body_that_is_not_what_its_encoding_says_is_status_400(gateway):
         headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
     ) as response:
         assert response.status == 400
+
+
+@pytest.mark.parametrize("charset", ["UTF-8", "utf-8", '"Utf-8"'])
+async def test_utf_8_may_be_spelled_in_any_case(gateway, charset):
+    headers = {"Content-Type": f"application/json; charset={charset}"}
+    body = b'{"prompt":"x","max_tokens":1}'
+    async with gateway.session.post("/v1/completions", data=body, headers=headers) as response:
+        assert response.status == 200

@@ -163,6 +163,10 @@ async def test_silence_is_broken_by_comments():
     [
         ({"request": {}}, 400, "prompt"),
         ({"request": {"prompt": "x", "temperature": -1}}, 400, "temperature"),
+        ({"request": {"prompt": "x", "temperature": "hot"}}, 400, "temperature"),
+        ({"request": {"prompt": "x", "stop": [1]}}, 400, "stop[0]"),
+        ({"request": 5}, 400, "request"),
+        ({"request": {"prompt": "x"}, "stream": {"resumable": 5}}, 400, "stream.resumable"),
         ({"request": {"prompt": "x", "model": "other"}}, 404, "model"),
         ({"request": {"prompt": "x"}, "stream": {"credits": 3}}, 400, "stream.credits"),
         ({}, 400, "request"),
@@ -200,3 +204,10 @@ async def test_a_gap_is_410_and_somebody_elses_token_is_404():
             assert response.status == 410
         async with resumed(gateway, token, Authorization="Bearer other") as response:
             assert response.status == 404
+
+
+async def test_a_field_of_the_wrong_type_is_named_as_the_client_spells_it():
+    fields = {"request": {"prompt": "x", "temperature": "hot"}}
+    async with serve_streams() as gateway, gateway.client.post(PATH, json=fields) as response:
+        error = (await response.json())["error"]
+    assert error["message"].startswith("temperature: ")

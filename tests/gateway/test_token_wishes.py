@@ -72,3 +72,14 @@ def test_tokens_are_named_by_their_text_or_bytes():
     assert token_name(tokenizer, 260) == "bytes:\\xc3"
     assert token_name(tokenizer, 0xA9) == "bytes:\\xa9"
     assert token_name(tokenizer, EOS) == "<|im_end|>"
+
+
+@pytest.mark.parametrize("words", [("a",) * 257, ("x" * 256,) * 33])
+def test_too_many_bad_words_are_refused_before_one_is_tokenized(words):
+    class NoTokenizer:
+        def encode(self, text):
+            raise AssertionError("this takes time")
+
+    with pytest.raises(InvalidRequest, match="at most 256 words of 8192 characters") as caught:
+        with_wishes(PARAMS, TokenWishes(bad_words=words), NoTokenizer(), vocab_size=259)
+    assert caught.value.param == "bad_words"

@@ -35,7 +35,7 @@ from gateway.openai.responses.protocol import (
 from gateway.openai.responses.run import ResponseRun
 from gateway.openai.responses.store import ResponseStore
 from gateway.openai.sampling import check_model, generation_requests, prepare_all
-from gateway.openai.tools import ToolUse, answer_reading, tool_use
+from gateway.openai.tools import ToolUse, answer_reading, check_num_calls, tool_use
 from gateway.openai.unsupported import refuse_unsupported
 from gateway.text_codec import ChatMessage
 
@@ -106,6 +106,7 @@ async def create_run(
     conversation = (*_previous(body, caller, stores), *input_messages(body.input or ()))
     if not conversation:
         raise InvalidRequest("input must not be empty", param="input")
+    check_num_calls(conversation, "input")
     tools = _tool_use(body)
     reading = answer_reading(tools, generator, config)
     system = (ChatMessage(role="system", content=body.instructions),) if body.instructions else ()

@@ -38,25 +38,33 @@ def output_messages(items: Iterable[OutputItem]) -> tuple[ChatMessage, ...]:
 
 def _joined(parts: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
     """Make one message of the thoughts, the text and the calls of one turn of the assistant."""
-    messages: list[ChatMessage] = []
+    turns: list[list[ChatMessage]] = []
+    is_silent = True  # whether the last turn has neither text nor calls
     for part in parts:
-        before = messages[-1] if messages else None
-        if before is None or not before.role == part.role == "assistant" or _begins(part, before):
-            messages.append(part)
-            continue
-        messages[-1] = replace(
-            before,
-            content=before.content + part.content,
-            tool_calls=(*before.tool_calls, *part.tool_calls),
+        continues = (
+            bool(turns)
+            and turns[-1][0].role == part.role == "assistant"
+            # Thoughts begin a turn, and text comes before all calls and once.
+            and part.reasoning is None
+            and (is_silent or not part.content)
         )
-    return tuple(messages)
+        if continues:
+            turns[-1].append(part)
+        else:
+            turns.append([part])
+            is_silent = True
+        is_silent = is_silent and not part.content and not part.tool_calls
+    return tuple(_turn(turn) for turn in turns)
 
 
-def _begins(part: ChatMessage, before: ChatMessage) -> bool:
-    """Whether this part of an assistant's turn cannot belong to what is before it."""
-    if part.reasoning is not None:
-        return True
-    return bool(part.content) and bool(before.content or before.tool_calls)
+def _turn(parts: Sequence[ChatMessage]) -> ChatMessage:
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        content="".join(part.content for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+    )
 
 
 def _message(item: InputItem, path: str) -> ChatMessage:

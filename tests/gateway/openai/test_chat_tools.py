@@ -190,3 +190,35 @@ async def test_an_answer_of_thoughts_alone_has_no_content(start_gateway):
     gateway.engine.script_all("<think>Hm, and so on")
     message = (await chat(gateway))["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm, and so on", None)
+
+
+async def test_more_calls_than_anybody_makes_are_refused(gateway):
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call] * 4097}
+    status, answer = await gateway.post(URL, {"messages": [USER, message]})
+    assert (status, answer["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_number_in_a_forced_tool_that_cannot_be_written_is_refused(gateway, choice):
+    parameters = {"properties": {"n": {"maximum": 2**64}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": [USER], "tools": [tool], "tool_choice": choice}
+    status, answer = await gateway.post(URL, body)
+    assert (status, answer["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_a_character_in_a_call_stays_an_escape(gateway, stream):
+    arguments = r'"{\"city\": \"\ud800\"}"'
+    gateway.engine.script_all(
+        f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    )
+    if stream:
+        [choices] = (await streamed(gateway)).values()
+        calls = [call for c in choices for call in c["delta"].get("tool_calls", ())]
+        written = "".join(call["function"]["arguments"] for call in calls)
+    else:
+        [call] = (await chat(gateway, tools=[WEATHER]))["message"]["tool_calls"]
+        written = call["function"]["arguments"]
+    assert written == arguments

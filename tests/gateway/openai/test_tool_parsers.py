@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.openai import tool_parsers
 from gateway.openai.tool_parsers import (
     AnswerParser,
     CallArguments,
@@ -138,3 +139,39 @@ def test_any_cut_gives_the_same_parts_and_loses_nothing(pieces):
     assert joined(cut) == joined(whole)
     length = sum(len(part.text) for part in whole)
     assert length == len("".join(pieces))
+
+
+def test_parts_do_not_grow_by_copying():
+    class Piece(str):
+        def __add__(self, other):
+            raise AssertionError("each character would copy all before it")
+
+    sink = PartSink()
+    for give in (sink.reasoning, sink.reply):
+        give(Piece("a"))
+        give(Piece("b"))
+    sink.call("f")
+    for _ in range(2):
+        sink.arguments(Piece("c"))
+    assert sink.take() == [
+        ReasoningText("ab"),
+        ReplyText("ab"),
+        CallStart(0, "f"),
+        CallArguments(0, "cc"),
+    ]
+
+
+def test_only_so_much_of_an_answer_is_read_again(monkeypatch):
+    monkeypatch.setattr(tool_parsers, "MAX_REWOUND", 3)
+    rewound = []
+
+    def reader(source, sink):
+        for _ in range(3):
+            source.start_record()
+            for _ in "ab":
+                yield from source.take()
+            rewound.append(source.rewind())
+        yield from read_plain(source, sink)
+
+    assert parse(reader, "abcdef") == [ReplyText("ef")]
+    assert rewound == [True, False, False]

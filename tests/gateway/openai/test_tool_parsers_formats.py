@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.tool_parsers import AnswerParser, CallArguments, CallStart, ReplyText
+from gateway.openai.tool_parsers import (
+    MAX_REWOUND,
+    AnswerParser,
+    CallArguments,
+    CallStart,
+    CharSource,
+    ReplyText,
+)
 from gateway.openai.tool_parsers_formats import (
     read_answer,
     read_forced_call,
@@ -231,3 +238,30 @@ def test_forced_calls_are_a_list():
 def test_the_format_is_read_off_the_template(template, found):
     assert tool_format("auto", template) == found
     assert tool_format("mistral", template) == "mistral"
+
+
+@pytest.mark.parametrize(
+    ("style", "mark"),
+    [("hermes", "<tool_call>"), ("llama3_json", "<|python_tag|>"), ("mistral", "[TOOL_CALLS]")],
+)
+@pytest.mark.parametrize("inside", ['{"a":[', "[{", '{"name":["'])
+def test_marks_in_marks_are_not_read_again_from_each(monkeypatch, style, mark, inside):
+    num_taken = 0
+    take = CharSource.take
+
+    def counted(self):
+        nonlocal num_taken
+        num_taken += 1
+        return take(self)
+
+    monkeypatch.setattr(CharSource, "take", counted)
+    k = 2000
+    answer = f"{mark}{inside}" * k + "]}" * k
+    assert parse(parser_of(style), answer) == (answer, [])
+    assert num_taken <= len(answer) + MAX_REWOUND + 1
+
+
+def test_a_call_is_found_after_many_marks_that_mean_nothing():
+    noise = "<tool_call> no </tool_call> " * 1000
+    answer = f'{noise}<tool_call>{{"name": "f", "arguments": {WEATHER}}}</tool_call>'
+    assert parse(parser_of("hermes"), answer) == (noise.rstrip(), [("f", WEATHER)])

@@ -108,3 +108,19 @@ def test_a_value_ends_where_it_ends(value):
     parser = AnswerParser(reader)
     [reply] = parser.push(json.dumps(value) + " ,")
     assert reply.text == json.dumps(value) + "|"
+
+
+@pytest.mark.parametrize("text", [r'{"name": "\ud800"}', r'{"name": "f\udfff", "arguments": {}}'])
+def test_a_name_with_half_a_character_is_no_call(text):
+    assert parse(read_call, text) == [ReplyText("no")]
+
+
+def test_whole_characters_are_read_from_their_halves():
+    text = r'{"name": "\ud83d\ude00", "arguments": "{\"a\": \"\ud83d\ude00\"}"}'
+    assert calls_of(parse(read_call, text)) == [("😀", '{"a": "😀"}')]
+
+
+def test_arguments_with_half_a_character_are_passed_on_as_written():
+    written = r'"{\"a\": \"\ud800\"}"'
+    text = f'{{"name": "f", "arguments": {written}}}'
+    assert calls_of(parse(read_call, text)) == [("f", written)]

@@ -15,7 +15,15 @@ from gateway.openai.tool_parsers import (
     ReasoningText,
     ReplyText,
 )
-from gateway.openai.tools import ToolUse, answer_reading, new_call_id, tool_use
+from gateway.openai.tools import (
+    MAX_CALLS,
+    ToolUse,
+    answer_reading,
+    check_num_calls,
+    new_call_id,
+    tool_use,
+)
+from gateway.text_codec import ChatMessage, MessageCall
 
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 G = {"type": "function", "function": {"name": "g", "description": "Gets g.", "strict": True}}
@@ -191,3 +199,13 @@ def test_ids_of_calls_are_fresh_and_as_the_template_wants_them():
     assert re.fullmatch(r"call_[0-9a-f]{24}", new_call_id("hermes"))
     assert re.fullmatch(r"[0-9a-f]{9}", new_call_id("mistral"))
     assert new_call_id("hermes") != new_call_id("hermes")
+
+
+def test_a_conversation_holds_only_so_many_calls():
+    call = MessageCall(id="1", name="f", arguments="{}")
+    full = ChatMessage(role="assistant", content="", tool_calls=(call,) * MAX_CALLS)
+    check_num_calls([full], "messages")
+    one_more = ChatMessage(role="assistant", content="", tool_calls=(call,))
+    with pytest.raises(InvalidRequest, match="at most 4096 calls") as caught:
+        check_num_calls([full, one_more], "input")
+    assert caught.value.param == "input"

@@ -144,3 +144,17 @@ async def test_a_response_that_runs_cannot_be_gone_on_with(create):
         await create({"input": "x", "previous_response_id": stored.response.id}, [service.store])
     assert caught.value.param == "previous_response_id"
     await service.close()
+
+
+async def test_more_calls_than_anybody_makes_are_refused(create):
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    with pytest.raises(GatewayError, match="at most 4096 calls") as caught:
+        await create({"input": [call] * 4097})
+    assert (caught.value.status, caught.value.param) == (400, "input")
+
+
+async def test_a_number_in_a_forced_tool_that_cannot_be_written_is_refused(create):
+    tool = {**TOOL, "parameters": {"maximum": 2**64}}
+    with pytest.raises(GatewayError) as caught:
+        await create({"input": "x", "tools": [tool], "tool_choice": FORCED})
+    assert (caught.value.status, caught.value.param) == (400, "tools[0].parameters")

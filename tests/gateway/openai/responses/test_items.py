@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from gateway.errors import InvalidRequest
 from gateway.json_body import convert
+from gateway.openai.responses import items
 from gateway.openai.responses.items import input_messages, output_messages
 from gateway.openai.responses.protocol import (
     CallItem,
@@ -18,8 +21,8 @@ OTHER_CALL = {**CALL, "call_id": "2", "name": "g"}
 OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "sun"}
 
 
-def messages(*items):
-    return input_messages(convert(list(items), list[InputItem]))
+def messages(*given):
+    return input_messages(convert(list(given), list[InputItem]))
 
 
 def user(content):
@@ -88,11 +91,33 @@ def test_what_cannot_be_served_is_refused_by_its_path(item, param):
 
 
 def test_an_answer_becomes_the_message_that_it_would_be_as_input():
-    items = [
+    answered = [
         ReasoningItem(id="r", status="completed", content=(ReasoningPart(text="Hm."),)),
         MessageItem(id="m", status="completed", content=(OutputText(text="I look."),)),
         CallItem(id="c", call_id="1", name="f", arguments="{}", status="completed"),
         CallItem(id="d", call_id="2", name="g", arguments="{}", status="completed"),
     ]
-    assert output_messages(items) == (assistant("I look.", F, G, reasoning="Hm."),)
+    assert output_messages(answered) == (assistant("I look.", F, G, reasoning="Hm."),)
     assert output_messages([]) == ()
+
+
+def test_many_calls_of_one_turn_are_joined_at_once(monkeypatch):
+    num_copies = 0
+
+    def counted(message, **fields):
+        nonlocal num_copies
+        num_copies += 1
+        return replace(message, **fields)
+
+    monkeypatch.setattr(items, "replace", counted)
+    [message] = messages(*[CALL] * 2000)
+    assert message.tool_calls == (F,) * 2000
+    assert num_copies == 1
+
+
+def test_thoughts_begin_a_turn_and_calls_go_on_with_it():
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    assert messages(CALL, thoughts, OTHER_CALL) == (
+        assistant("", F),
+        assistant("", G, reasoning="Hm."),
+    )
