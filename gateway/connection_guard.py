@@ -6,6 +6,7 @@ request has arrived. Bodies, event streams and websockets have their own, finer 
 """
 
 import asyncio
+from collections.abc import Callable
 
 import orjson
 from aiohttp import web
@@ -27,10 +28,18 @@ class ConnectionGuard(asyncio.Protocol):
         inner: aiohttp's protocol of this connection.
         config: `header_timeout_s` from the first byte of a head (or the beginning of the
             connection) to its end; `send_timeout_s` for a client to take anything.
+        on_lost: told of itself when the connection is over.
     """
 
-    def __init__(self, inner: asyncio.Protocol, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        config: GatewayConfig,
+        *,
+        on_lost: Callable[["ConnectionGuard"], None],
+    ) -> None:
         self._inner = inner
+        self._on_lost = on_lost
         self._header_timeout_s = config.header_timeout_s
         self._send_timeout_s = config.send_timeout_s * SEND_TIMEOUT_FACTOR
         self._transport: asyncio.Transport | None = None
@@ -39,6 +48,11 @@ class ConnectionGuard(asyncio.Protocol):
         self._head_began = False  # whether the timer runs since a byte of this head
         self._send_timer: asyncio.TimerHandle | None = None
         self._num_unsent_bytes = 0  # when the timer began
+
+    @property
+    def was_made(self) -> bool:
+        """Whether there is, or was, a connection; not before the end of a TLS handshake."""
+        return self._transport is not None
 
     def request_began(self) -> None:
         """A head is complete, and a handler begins."""
@@ -77,6 +91,7 @@ class ConnectionGuard(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_send_timer()
+        self._on_lost(self)
         self._inner.connection_lost(exc)
 
     # Timers.

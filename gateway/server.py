@@ -5,6 +5,7 @@ import logging
 import ssl
 from types import TracebackType
 from typing import Self
+from weakref import ReferenceType, WeakSet, ref
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -59,6 +60,9 @@ class Server:
         )
         self._http_logger = _http_logger()
         self._listener: asyncio.Server | None = None
+        # Those that asyncio has accepted. It drops who fails at the TLS handshake without a word,
+        # at once or as garbage: so they are held weakly, and unmade ones not for long.
+        self._connections: WeakSet[ConnectionGuard] = WeakSet()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -130,7 +134,7 @@ class Server:
 
     def _new_connection(self) -> asyncio.BaseProtocol:
         server = self._runner.server
-        if server is None or len(server.connections) >= self._config.max_connections:
+        if server is None or len(self._connections) >= self._config.max_connections:
             return _Refusal()
         connection = _HttpConnection(
             server,
@@ -139,7 +143,19 @@ class Server:
             access_log=None,  # type: ignore[arg-type]  # no log at all
             logger=self._http_logger,
         )
-        return ConnectionGuard(connection, self._config)
+        guard = ConnectionGuard(connection, self._config, on_lost=self._connections.discard)
+        self._connections.add(guard)  # now: others may be accepted before this one is made
+        if self._tls is not None:
+            asyncio.get_running_loop().call_later(
+                self._config.header_timeout_s, self._forget_unmade, ref(guard)
+            )
+        return guard
+
+    def _forget_unmade(self, reference: ReferenceType[ConnectionGuard]) -> None:
+        """Count a connection no more whose handshake has had all of its time."""
+        guard = reference()
+        if guard is not None and not guard.was_made:
+            self._connections.discard(guard)
 
 
 class _HttpConnection(web.RequestHandler):

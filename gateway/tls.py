@@ -28,6 +28,10 @@ class Certificate:
         self._certfile = certfile
         self._keyfile = keyfile
         self.context = self._read()
+        self._current = self.context
+        # A context has one certificate for each type of key: what is read into it later replaces
+        # only that of the same type. So handshakes change to another context instead.
+        self.context.sni_callback = self._show_current
 
     def reload(self) -> None:
         """Read the files again.
@@ -35,15 +39,15 @@ class Certificate:
         Raises:
             CertificateError: they cannot be used; the certificate stays what it was.
         """
-        self._read()  # a trial: half of a pair must not get into the context in use
-        self._load_into(self.context)
+        self._current = self._read()
+
+    def _show_current(
+        self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext
+    ) -> None:
+        connection.context = self._current
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._load_into(context)
-        return context
-
-    def _load_into(self, context: ssl.SSLContext) -> None:
         try:
             context.load_cert_chain(self._certfile, self._keyfile, password=_no_passphrase)
         except ssl.SSLError as error:
@@ -52,6 +56,7 @@ class Certificate:
         except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else str(error)
             raise CertificateError(f"certificate and key cannot be read: {problem}") from error
+        return context
 
 
 def _no_passphrase() -> str:

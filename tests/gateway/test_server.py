@@ -1,9 +1,10 @@
 import asyncio
 import json
+import socket
 
 import pytest
 
-from connections import connection, posted
+from connections import closed, connection, posted
 from fakes import FakeEngine
 
 
@@ -110,6 +111,21 @@ async def test_one_connection_too_many_is_told_to_come_back(start_gateway):
         answer = (await reader.read()).decode()
     assert answer.startswith("HTTP/1.1 503 ")
     assert json.loads(answer.split("\r\n\r\n")[1])["error"]["code"] == "too_many_connections"
+
+
+async def test_a_burst_of_connections_is_held_to_the_bound(start_gateway):
+    gateway = await start_gateway(max_connections=2)
+    address = ("127.0.0.1", gateway.server.port)
+    # The loop has no turn between them, so all are accepted before the first is served.
+    sockets = [socket.create_connection(address) for _ in range(5)]
+    pairs = [await asyncio.open_connection(sock=sock) for sock in sockets]
+    for _, writer in pairs[:2]:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    statuses = [(await reader.read()).split()[1] for reader, _ in pairs]
+    for _, writer in pairs:
+        await closed(writer)
+    assert statuses == [b"200"] * 2 + [b"503"] * 3
+    assert (await gateway.get("/health"))[0] == 200  # there is room again
 
 
 async def test_a_connection_that_never_finishes_its_request_head_is_closed(start_gateway):

@@ -1,12 +1,15 @@
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 
 import aiohttp
 import pytest
 
+from connections import closed
 from gateway.tls import Certificate, CertificateError
+from stream_app import until
 
 OPENSSL = shutil.which("openssl")
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="openssl makes the certificates")
@@ -137,3 +140,50 @@ def test_what_cannot_be_used_is_said_in_one_line(pems, crt, key, problem):
 def test_nothing_older_than_tls_1_2_is_spoken(pems):
     certificate = Certificate(pems / "first.crt", pems / "first.key")
     assert certificate.context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+@needs_openssl
+async def test_handshakes_that_go_on_count_as_connections(start_gateway, pems):
+    certificate = Certificate(pems / "first.crt", pems / "first.key")
+    gateway = await start_gateway(tls=certificate.context, max_connections=2)
+    address = ("127.0.0.1", gateway.server.port)
+    silent = [socket.create_connection(address) for _ in range(2)]
+    reader, writer = await asyncio.open_connection(*address, ssl=client(pems, "first"))
+    assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+    await closed(writer)
+    for connection in silent:
+        connection.close()
+
+
+@needs_openssl
+async def test_handshakes_that_failed_count_no_more(start_gateway, pems):
+    certificate = Certificate(pems / "first.crt", pems / "first.key")
+    gateway = await start_gateway(tls=certificate.context, max_connections=2, header_timeout_s=0.2)
+    silent = [socket.create_connection(("127.0.0.1", gateway.server.port)) for _ in range(2)]
+    counted = gateway.server._connections
+    await until(lambda: len(counted) == 2)
+    await until(lambda: not counted)
+    assert await asked(gateway.url, client(pems, "first")) == 200
+    for connection in silent:
+        connection.close()
+
+
+@needs_openssl
+async def test_a_certificate_with_another_type_of_key_is_shown_after_a_reload(
+    start_gateway, pems, tmp_path
+):
+    openssl(
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=rsa "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {tmp_path}/rsa.key -out {tmp_path}/rsa.crt"
+    )
+    crt, key = tmp_path / "crt", tmp_path / "key"
+    shutil.copy(pems / "first.crt", crt)
+    shutil.copy(pems / "first.key", key)
+    certificate = Certificate(crt, key)
+    gateway = await start_gateway(tls=certificate.context)
+    shutil.copy(tmp_path / "rsa.crt", crt)
+    shutil.copy(tmp_path / "rsa.key", key)
+    certificate.reload()
+    assert await asked(gateway.url, client(tmp_path, "rsa")) == 200
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await asked(gateway.url, client(pems, "first"))
