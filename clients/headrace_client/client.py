@@ -92,6 +92,10 @@ class AsyncClient:
         self._lost: list[StreamInbox] = []  # that wait for a connection to go on with
         self._recovery: asyncio.Task[None] | None = None
         self._resume_ttl_s = DEFAULT_RESUME_TTL_S
+        self._failure: HeadraceError | None = (
+            None  # why there was no connection at the last attempt
+        )
+        self._num_failures = 0  # to go on, in a row
         self._num_closes = 0
         self._session: aiohttp.ClientSession | None = None
         # The last one takes new streams; before it are those that the server has said goodbye on.
@@ -129,20 +133,25 @@ class AsyncClient:
 
         Raises:
             ConnectFailed, RequestRejected: no server answers, or it takes no connections now.
+            ConnectionLost: the client was closed meanwhile.
         """
         return (await self._connect()).hello
 
     async def close(self) -> None:
         """Close the socket; streams that are still open end with ConnectionLost. Idempotent."""
+        # First all that needs no waiting, so that nothing begins anew meanwhile.
         self._num_closes += 1
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.gather(self._recovery, return_exceptions=True)
         connections, self._connections = self._connections, []
         session, self._session = self._session, None
+        recovery, self._recovery = self._recovery, None
+        for connection in connections:
+            connection.end()
+        self._give_up(_closed())
+        if recovery is not None:
+            recovery.cancel()
+            await asyncio.gather(recovery, return_exceptions=True)
         for connection in connections:
             await connection.close()
-        self._give_up(ConnectionLost("the client was closed", code=None, retry_after_s=None))
         if session is not None:
             await session.close()
 
@@ -173,7 +182,9 @@ class AsyncClient:
                 if not (may_try and _may_pass(error)) or loop.time() + delay_s >= end_s:
                     raise
                 logger.debug("trying again in %.1f s: %s", delay_s, error)
-            await asyncio.sleep(delay_s)
+                await asyncio.sleep(delay_s)
+                if num_closes != self._num_closes:
+                    raise
 
     async def _start_once(
         self, request: Mapping[str, object], options: GenerationOptions
@@ -199,34 +210,54 @@ class AsyncClient:
     def _take_lost(self, inboxes: Sequence[StreamInbox], error: ConnectionLost) -> None:
         """Go on with these streams of a connection that was lost, on another one."""
         logger.debug("%d streams go on after: %s", len(inboxes), error)
+        now_s = asyncio.get_running_loop().time()
+        # If nothing had come since the last time, this connection was as good as none.
+        self._note_failure(error, in_a_row=all(i.last_seq <= i.lost_seq for i in inboxes))
         for inbox in inboxes:
+            inbox.lost_seq = inbox.last_seq
             if inbox.lost_s is None:
-                inbox.lost_s = asyncio.get_running_loop().time()
+                inbox.lost_s = now_s
         self._lost.extend(inboxes)
         if self._recovery is None or self._recovery.done():
             self._recovery = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
         """Connect, however often it takes, until the server has given up the lost streams."""
-        attempt = 0
-        while self._lost:
+        while await self._wait_to_recover():
             try:
                 connection = await self._connect()
             except HeadraceError as error:
-                attempt += 1
-                delay_s = backoff_s(attempt, getattr(error, "retry_after_s", None))
-                next_s = asyncio.get_running_loop().time() + delay_s
-                given_up = ConnectionLost(
-                    f"the connection to the server was lost: {error}", code=None, retry_after_s=None
-                )
-                self._give_up(given_up, lost_before_s=next_s - self._resume_ttl_s)
-                if self._lost:
-                    await asyncio.sleep(delay_s)
+                self._note_failure(error, in_a_row=True)
                 continue
             lost, self._lost = self._lost, []
             for inbox in lost:
                 if inbox.resume_token is not None:
                     connection.resume(inbox)
+
+    def _note_failure(self, error: HeadraceError, *, in_a_row: bool) -> None:
+        self._failure = error
+        self._num_failures = self._num_failures + 1 if in_a_row else 0
+
+    async def _wait_to_recover(self) -> bool:
+        """Wait before the next attempt; return whether there is anything to go on with.
+
+        The first one comes at once, unless the server said when.
+        """
+        if not self._lost:
+            return False
+        retry_after_s = getattr(self._failure, "retry_after_s", None)
+        delay_s = 0.0
+        if self._num_failures or retry_after_s is not None:
+            delay_s = backoff_s(max(1, self._num_failures), retry_after_s)
+        next_s = asyncio.get_running_loop().time() + delay_s
+        reason = f"{self._failure}"
+        if not isinstance(self._failure, ConnectionLost):
+            reason = f"the connection to the server was lost: {reason}"
+        given_up = ConnectionLost(reason, code=None, retry_after_s=None)
+        self._give_up(given_up, lost_before_s=next_s - self._resume_ttl_s)
+        if self._lost:
+            await asyncio.sleep(delay_s)
+        return bool(self._lost)
 
     def _give_up(self, error: ConnectionLost, *, lost_before_s: float = float("inf")) -> None:
         """End the lost streams, or only those that were lost before a time."""
@@ -238,11 +269,14 @@ class AsyncClient:
                 self._lost.append(inbox)
 
     async def _connect(self) -> Connection:
+        num_closes = self._num_closes
         async with self._connecting:  # one task connects, the others wait for it
             for connection in self._connections:
                 if connection.has_ended:
                     await connection.close()
             self._connections = [c for c in self._connections if not c.has_ended]
+            if num_closes != self._num_closes:
+                raise _closed()
             if self._connections and self._connections[-1].takes_streams:
                 return self._connections[-1]
             if self._session is None:
@@ -258,9 +292,16 @@ class AsyncClient:
                 timeout_s=self._timeouts.connect_s,
                 on_lost=self._take_lost if self._resume else None,
             )
+            if num_closes != self._num_closes:
+                await connection.close()
+                raise _closed()
             self._resume_ttl_s = connection.hello.limits.get("resume_ttl_s", DEFAULT_RESUME_TTL_S)
             self._connections.append(connection)
             return connection
+
+
+def _closed() -> ConnectionLost:
+    return ConnectionLost("the client was closed", code=None, retry_after_s=None)
 
 
 def _may_pass(error: HeadraceError) -> bool:

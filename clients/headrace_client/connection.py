@@ -192,9 +192,13 @@ class Connection:
         if stream_id in self._inboxes and not self._ended:
             self._post(cancel_message(stream_id))
 
+    def end(self) -> None:
+        """End the streams that are still open with ConnectionLost; `close` has to follow."""
+        self._end(ConnectionLost("the client was closed", code=None, retry_after_s=None))
+
     async def close(self) -> None:
         """Close the socket; streams that are still open end with ConnectionLost."""
-        self._end(ConnectionLost("the client was closed", code=None, retry_after_s=None))
+        self.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -41,6 +41,7 @@ class StreamInbox:
         stream_id: its name on the connection that carries it.
         is_cancelled: whether a cancel was asked for, sent or not.
         lost_s: loop time when its connection was lost, until it goes on; else None.
+        lost_seq: the number of the last delta when that happened, the last time.
         num_resumes: how often it has gone on.
         on_credit: told how many deltas the reader has taken, now and then.
         accepted: the server's message, once it has come.
@@ -55,6 +56,7 @@ class StreamInbox:
         self.last_arrival_s = asyncio.get_running_loop().time()
         self.is_cancelled = False
         self.lost_s: float | None = None
+        self.lost_seq = -2  # less than what it has before the first delta
         self.num_resumes = 0
         self.on_credit: Callable[[StreamInbox, int], None] | None = None
         self._next_seq = 0

@@ -13,6 +13,7 @@ from headrace_client import (
     BadRequest,
     ConnectionLost,
     ConnectTimeout,
+    HeadraceError,
     ModelNotFound,
     NotAllowed,
     Overloaded,
@@ -290,3 +291,23 @@ async def test_a_key_lets_in_and_a_wrong_one_or_none_does_not(start_gateway):
 async def test_a_key_that_no_header_can_carry_is_refused_at_once():
     with pytest.raises(ValueError, match="ASCII"):
         AsyncClient(api_key="line\nfeed")
+
+
+async def test_what_waits_to_connect_when_the_client_is_closed_connects_no_more():
+    connected = asyncio.Event()
+    num_connections = 0
+
+    async def script(server):
+        nonlocal num_connections
+        num_connections += 1
+        connected.set()
+        await server.wait_closed()
+
+    async with scripted_server(script, hello=None) as url:
+        client = AsyncClient(url)
+        asking = [asyncio.create_task(client.chat("Hi!")) for _ in range(2)]
+        await connected.wait()
+        await client.close()
+        results = await asyncio.gather(*asking, return_exceptions=True)
+    assert [isinstance(result, HeadraceError) for result in results] == [True, True]
+    assert (client._session, client._connections, num_connections) == (None, [], 1)

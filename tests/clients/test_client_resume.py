@@ -11,6 +11,8 @@ from fakes import FakeEngine
 from gateway.connections import STREAM_CONNECTIONS
 from gateway.resumption import RESUME_STORE
 from headrace_client import AsyncClient, ConnectionLost, Overloaded, Timeouts, retry
+from headrace_client import client as client_module
+from scripted_server import delta, done, scripted_server
 from stream_app import serve_streams, until
 
 TEXT = "Grüße, 世界! 😀 fine. " * 3
@@ -197,3 +199,70 @@ async def test_the_total_time_limit_ends_the_attempts_as_well():
     ):
         with pytest.raises(Overloaded):
             await client.complete("Hi!")
+
+
+def first_then(first, others):
+    """A script whose first connection accepts a stream, and what the others do."""
+    num_connections = 0
+
+    async def script(server):
+        nonlocal num_connections
+        num_connections += 1
+        if num_connections > 1:
+            await others(server)
+            return
+        stream_id = (await server.receive())["id"]
+        accepted = {"request_id": "r", "prompt_tokens": 1, "resume_token": "t"}
+        await server.send({"type": "accepted", "id": stream_id, **accepted})
+        await first(server, stream_id)
+        await server.ws.close()
+
+    return script
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Attempts, and the times that the server asked for, of all waits; none takes any time."""
+    waits = []
+
+    def backoff(attempt, retry_after_s=None):
+        waits.append((attempt, retry_after_s))
+        return 0.0
+
+    monkeypatch.setattr(client_module, "backoff_s", backoff)
+    return waits
+
+
+async def test_a_server_that_says_hello_and_drops_is_asked_less_and_less_often(waits):
+    async def first(server, stream_id):
+        await server.send(delta(stream_id, 0, "half"))
+
+    async def others(server):
+        await server.ws.close()
+
+    script = first_then(first, others)
+    async with scripted_server(script) as url, AsyncClient(url) as client:
+        stream = await client.complete("Hi!")
+        assert (await anext(stream)).text == "half"
+        await until(lambda: len(waits) >= 4)
+    assert waits[:4] == [(1, None), (2, None), (3, None), (4, None)]
+    with pytest.raises(ConnectionLost, match="the client was closed"):
+        await stream.text()
+
+
+async def test_a_server_that_said_when_to_come_back_is_not_asked_sooner(waits):
+    async def first(server, stream_id):
+        await server.send({"type": "goaway", "reason": "restart", "retry_after_s": 2})
+
+    async def others(server):
+        resume = await server.receive()
+        assert (resume["type"], resume["token"]) == ("resume", "t")
+        stream_id = resume["id"]
+        await server.send({"type": "resumed", "id": stream_id, "request_id": "r"})
+        await server.send(delta(stream_id, 0, "whole"), done(stream_id, 1))
+        await server.wait_closed()
+
+    script = first_then(first, others)
+    async with scripted_server(script) as url, AsyncClient(url) as client:
+        assert await (await client.complete("Hi!")).text() == "whole"
+    assert waits == [(1, 2)]
