@@ -34,7 +34,7 @@ class EngineCounters:
         step_tokens: tokens that they computed for requests.
         wasted_slots: token slots computed for nothing, by cause: "bucket", "prompt_padding" and
             "finished_row"; a server without causes has all as "bucket".
-        preemptions: times a request lost its blocks.
+        preemptions: times a request gave way to another one.
         num_unfinished: requests that run or wait; a gauge, as of the later reading.
     """
 

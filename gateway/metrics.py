@@ -227,7 +227,7 @@ class _EngineCollector(Collector):
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits)
         yield self._counter(
-            "preemptions", "Times a request lost its blocks.", stats.num_preemptions
+            "preemptions", "Times a request gave way to another.", stats.num_preemptions
         )
         yield self._counter("requests_received", "Requests taken over.", stats.num_received)
         yield self._counter("requests_admitted", "Requests that have started.", stats.num_admitted)

@@ -82,7 +82,7 @@ class Timing:
         decode_s: from the first token to the last.
         e2e_s: from arrival to the end.
         itl_mean_s, itl_p50_s, itl_p99_s, itl_max_s: time between tokens; None without two.
-        num_preemptions: how often the request was set back for lack of memory.
+        num_preemptions: how often the request gave way to another one.
     """
 
     queue_s: float
