@@ -249,7 +249,7 @@ SHARE = click.FloatRange(min=0, max=1)
 @click.option(
     "--attention-kernel",
     type=click.Choice(ATTENTION_KERNELS),
-    help="Of the recorded server: it decides which sizes are compiled. [default: native, or a GPU's]",
+    help="Of the recorded server; it decides the compiled sizes. [default: native, or a GPU's]",
 )
 @click.option("--goodput", callback=parse_goodput, help="An objective: ttft:500,itl:50,e2e:10000.")
 @click.option(
