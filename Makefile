@@ -64,7 +64,7 @@ gpu-compile: $(GPU_TOOLS)  ## Compile every GPU kernel, and whole steps, for GPU
 bench: $(STAMP)  ## Start a server, measure it at 1, 8, 32 and 64 streams, stop it
 	@$(BIN)/python -m bench.local $(ARGS)
 
-COMPILE := uv pip compile --universal --python-version 3.12 --generate-hashes --no-emit-index-url \
+COMPILE := uv pip compile --universal --python-version 3.12 --generate-hashes \
 	--custom-compile-command "make lock"
 
 lock:  ## Resolve requirements/*.txt again (needs uv); commit the result after make test

@@ -131,7 +131,9 @@ def test_the_next_installer_is_tried_when_one_fails(tmp_path, cache):
     assert len(installers.requirements) == 2
 
 
-def test_the_error_names_everything_that_was_tried_in_one_line(tmp_path, cache):
+def test_the_error_names_everything_that_was_tried_in_one_line(tmp_path, cache, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
     def commands(requirement, destination):
         missing = str(tmp_path / "no-such-pip")
         return [*Installers(tmp_path, "fail")(requirement, destination), [missing, "download"]]
