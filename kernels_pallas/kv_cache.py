@@ -27,6 +27,7 @@ __all__ = [
     "product_dtype",
     "scale_dtype",
     "storage_dtype",
+    "zeros_kv_cache",
 ]
 
 KVCacheDtype = Literal["bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
@@ -97,6 +98,25 @@ def product_dtype(dtype: KVCacheDtype) -> jnp.dtype:
     The eight-bit formats fit into bfloat16. float16 does not, and f32 is the next that CPUs know.
     """
     return jnp.dtype("float32" if dtype in ("float16", "float32") else "bfloat16")
+
+
+def zeros_kv_cache(
+    shape: tuple[int, ...], *, dtype: KVCacheDtype, kernel: AttentionKernel
+) -> KVCache:
+    """Return a cache of zeros.
+
+    Args:
+        shape: of `data`.
+        dtype: how it is to be read; scales come with it where the dtype has some.
+        kernel: whose layout it has.
+    """
+    scales = scale_dtype(dtype)
+    return KVCache(
+        data=jnp.zeros(shape, storage_dtype(dtype)),
+        scales=None if scales is None else jnp.zeros(shape[:-1], scales),
+        dtype=dtype,
+        kernel=kernel,
+    )
 
 
 def encode_kv(

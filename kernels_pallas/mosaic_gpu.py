@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.kv_cache import KVCache, KVCacheDtype, storage_dtype
+from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.mosaic_decode import ROWS, attend_to_splits, merge
 from kernels_pallas.mosaic_prefill import attend_to_prompts
 from kernels_pallas.reference import write_kv
@@ -53,14 +53,8 @@ def new_kv_cache(
     padded = next((size for size in HEAD_DIMS if size >= head_dim), None)
     if padded is None:
         raise ValueError(f"heads of {head_dim} exceed the largest, {HEAD_DIMS[-1]}")
-    return KVCache(
-        data=jnp.zeros(
-            (num_layers * num_blocks, 2, num_kv_heads, block_size, padded), storage_dtype(dtype)
-        ),
-        scales=None,
-        dtype=dtype,
-        kernel="mosaic_gpu",
-    )
+    shape = (num_layers * num_blocks, 2, num_kv_heads, block_size, padded)
+    return zeros_kv_cache(shape, dtype=dtype, kernel="mosaic_gpu")
 
 
 def ragged_paged_attention(

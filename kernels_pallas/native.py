@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.kv_cache import KVCache, KVCacheDtype, scale_dtype, storage_dtype
+from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
 from kernels_pallas.projection import PROJECT
 from kernels_pallas.work_plan import AttentionBatch
@@ -67,11 +67,8 @@ def new_kv_cache(
         sizes = ", ".join(map(str, NATIVE_BLOCK_SIZES))
         raise ValueError(f"block_size {block_size} must be one of {sizes}")
     padded_head_dim = head_dim + -head_dim % HEAD_MULTIPLE
-    tokens = (num_layers * num_blocks, 2, num_kv_heads, block_size)
-    scales = scale_dtype(dtype)
-    return KVCache(
-        data=jnp.zeros((*tokens, padded_head_dim), storage_dtype(dtype)),
-        scales=None if scales is None else jnp.zeros(tokens, scales),
+    return zeros_kv_cache(
+        (num_layers * num_blocks, 2, num_kv_heads, block_size, padded_head_dim),
         dtype=dtype,
         kernel="native",
     )

@@ -28,8 +28,7 @@ from kernels_pallas.kv_cache import (
     decode_kv,
     encode_kv,
     product_dtype,
-    scale_dtype,
-    storage_dtype,
+    zeros_kv_cache,
 )
 from kernels_pallas.work_plan import QUERY_TILE, AttentionBatch
 
@@ -69,11 +68,8 @@ def new_kv_cache(
     if block_size < 1 or KV_TILE % block_size:
         raise ValueError(f"block_size {block_size} must divide {KV_TILE}")
     padded_head_dim = head_dim + -head_dim % HEAD_MULTIPLE
-    tokens = (num_layers * num_blocks, 2, num_kv_heads, block_size)
-    scales = scale_dtype(dtype)
-    return KVCache(
-        data=jnp.zeros((*tokens, padded_head_dim), storage_dtype(dtype)),
-        scales=None if scales is None else jnp.zeros(tokens, scales),
+    return zeros_kv_cache(
+        (num_layers * num_blocks, 2, num_kv_heads, block_size, padded_head_dim),
         dtype=dtype,
         kernel="reference",
     )

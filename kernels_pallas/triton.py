@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas.kv_cache import KVCache, KVCacheDtype, scale_dtype, storage_dtype
+from kernels_pallas.kv_cache import KVCache, KVCacheDtype, storage_dtype, zeros_kv_cache
 from kernels_pallas.reference import write_kv
 from kernels_pallas.triton_kernels import (
     Shape,
@@ -59,8 +59,8 @@ def new_kv_cache(
     padded = next((size for size in HEAD_DIMS if size >= head_dim), None)
     if padded is None:
         raise ValueError(f"heads of {head_dim} exceed the largest, {HEAD_DIMS[-1]}")
-    tokens = (num_layers * num_blocks, 2, num_kv_heads, block_size)
-    num_elements = math.prod(tokens) * padded
+    shape = (num_layers * num_blocks, 2, num_kv_heads, block_size, padded)
+    num_elements = math.prod(shape)
     stored = storage_dtype(dtype)
     if num_elements > 2**31 and num_elements * stored.itemsize <= MAX_BYTES_WITH_NARROW_OFFSETS:
         per_block = num_elements // num_blocks
@@ -68,13 +68,7 @@ def new_kv_cache(
             f"a KV cache of {num_elements} {stored.name} cannot be addressed by this kernel: take "
             f"at most {2**31 // per_block} blocks, or more than {2**32 // per_block}"
         )
-    scales = scale_dtype(dtype)
-    return KVCache(
-        data=jnp.zeros((*tokens, padded), stored),
-        scales=None if scales is None else jnp.zeros(tokens, scales),
-        dtype=dtype,
-        kernel="triton",
-    )
+    return zeros_kv_cache(shape, dtype=dtype, kernel="triton")
 
 
 def ragged_paged_attention(

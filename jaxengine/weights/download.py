@@ -228,7 +228,7 @@ def _run(
 ) -> int:
     """Run one installer to its end, reporting how much it has written; its exit code."""
     # Installers download into their temporary folder first; there the growing file can be seen.
-    # Unbuffered, the log's last line is what was said last: the error, not chatter flushed after it.
+    # Unbuffered, the log's last line is what was said last: the error, not chatter flushed late.
     environment = os.environ | {"TMPDIR": str(work), "PYTHONUNBUFFERED": "1"}
     with log_path.open("wb") as log:
         try:
