@@ -209,8 +209,8 @@ KV_CACHE = (
         "--attention-kernel",
         default="auto",
         type=click.Choice(get_args(WantedKernel)),
-        help="What attends over the KV cache; auto takes the fastest that works here. On CPUs native "
-        "has packed weights besides.",
+        help="What attends over the KV cache; auto takes the fastest that works here. "
+        "On CPUs native has packed weights besides.",
     ),
     click.option(
         "--block-size",
