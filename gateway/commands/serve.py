@@ -173,6 +173,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
     try:
         return EngineOptions(
             dtype=options["dtype"],
+            quantization=options["quantization"],
             kv_cache_dtype=options["kv_cache_dtype"],
             attention_kernel=options["attention_kernel"],
             max_model_len=options["max_model_len"],

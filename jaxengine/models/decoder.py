@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
+from jaxengine.config import Quantization
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.layers import (
     Linear,
     RMSNorm,
     apply_rope,
-    new_weight,
     project,
     rope_frequencies,
     rope_tables,
@@ -146,17 +146,29 @@ class Decoder(nnx.Module):
         dtype: of the matrices.
         packed: whether they are for kernels_pallas.projection, where their sizes allow it. Tied
             embeddings then lie in memory twice: to be looked up, and to be multiplied with.
+        quantization: of all matrices but the embedding, which is looked up as it is; tied ones
+            then lie in memory twice as well.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: DTypeLike,
+        packed: bool = False,
+        quantization: Quantization | None = None,
+    ) -> None:
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        if quantization is not None:
+            dtype = jnp.dtype(quantization)
         self.layers = nnx.List(
             [DecoderLayer(config, dtype=dtype, packed=packed) for _ in range(config.num_layers)]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        head = new_weight(config.vocab_size, config.hidden_size, dtype=dtype, packed=packed)
-        self.lm_head = nnx.Param(head) if head.ndim > 2 or not config.tie_embeddings else None
+        head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, packed=packed)
+        is_embedding = head.weight.shape == self.embedding.shape and quantization is None
+        self.lm_head = None if config.tie_embeddings and is_embedding else head
 
     def __call__(
         self,
@@ -185,8 +197,10 @@ class Decoder(nnx.Module):
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        return project(self.norm(x_SD), head[...])
+        x_SD = self.norm(x_SD)
+        if self.lm_head is None:
+            return project(x_SD, self.embedding[...])
+        return self.lm_head(x_SD)
 
 
 @partial(jax.jit, static_argnames=("graph", "decode_only"))

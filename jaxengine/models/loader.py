@@ -9,12 +9,17 @@ from flax import nnx
 from jaxtyping import DTypeLike
 from numpy.typing import NDArray
 
+from jaxengine.config import Quantization
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from kernels_pallas.int8 import quantize
 from kernels_pallas.projection import pack, unpacked_shape
 
 __all__ = ["TensorSource", "load_decoder"]
+
+# The parameter of a module beside its weight.
+WEIGHT_SCALE = "weight_scale"
 
 
 class TensorSource(Protocol):
@@ -31,6 +36,7 @@ def load_decoder(
     *,
     dtype: DTypeLike,
     packed: bool = False,
+    quantization: Quantization | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the decoder and load its weights, each straight to the device.
@@ -42,17 +48,22 @@ def load_decoder(
         source: the checkpoint.
         dtype: of the matrices.
         packed: as of Decoder.
+        quantization: as of Decoder.
         progress: called with (tensors loaded, tensors in all).
 
     Raises:
         ModelError: a tensor is missing, unknown, or has another shape than the config says.
     """
-    decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, packed=packed))
+    decoder = nnx.eval_shape(
+        lambda: Decoder(config, dtype=dtype, packed=packed, quantization=quantization)
+    )
     parts = _tensor_parts(config)
     _check_names(config, {part.name for joined in parts.values() for part in joined}, source)
-    flat = nnx.to_flat_state(nnx.state(decoder))
+    flat = dict(nnx.to_flat_state(nnx.state(decoder)))
     loaded = []
-    for index, (path, variable) in enumerate(flat):
+    # Scales are made with the weights that they belong to.
+    stored = {path: variable for path, variable in flat.items() if path[-1] != WEIGHT_SCALE}
+    for index, (path, variable) in enumerate(stored.items()):
         arrays = []
         for part in parts[path]:
             array = source.get(part.name)
@@ -64,12 +75,16 @@ def load_decoder(
                 )
             arrays.append(array)
         value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
-        value = value.astype(variable.dtype)
+        scale_path = (*path[:-1], WEIGHT_SCALE)
+        if scale_path in flat:
+            value, scale = quantize(value)
+            loaded.append((scale_path, flat[scale_path].replace(jax.device_put(scale))))
+        value = value.astype(variable.dtype, copy=False)
         if value.shape != variable.shape:
             value = pack(value)
         loaded.append((path, variable.replace(jax.device_put(value))))
         if progress is not None:
-            progress(index + 1, len(flat))
+            progress(index + 1, len(stored))
     nnx.update(decoder, nnx.from_flat_state(loaded))
     return decoder
 
@@ -108,9 +123,9 @@ def _tensor_parts(config: ModelConfig) -> dict[tuple[Hashable, ...], tuple[_Part
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model),),
     }
-    # The decoder has one of its own for tied embeddings only if it is packed.
+    # The decoder has one of its own for tied embeddings only if it is packed or quantized.
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    parts["lm_head",] = (_Part(head, vocab),)
+    parts["lm_head", "weight"] = (_Part(head, vocab),)
     for index in range(config.num_layers):
         ours, theirs = ("layers", index), f"model.layers.{index}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."

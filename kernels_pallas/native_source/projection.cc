@@ -43,24 +43,11 @@ struct Product {
 class TileProjector {
  public:
   explicit TileProjector(const Product& product) : product_(product) {
-    memory_is_read(&previous_);
-    _tile_storeconfig(&previous_);
     rows_ = std::min<int64_t>(product.tokens, ROWS);
-    alignas(64) Config config{};
-    config.palette = 1;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.rows[tile] = tile < 6 ? rows_ : ROWS;
-      config.bytes[tile] = 64;
-    }
-    memory_is_read(&config);
-    _tile_loadconfig(&config);
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 6 ? rows_ : ROWS, 64);
+    tiles_.configure(shapes);
   }
-  ~TileProjector() {
-    memory_is_read(&previous_);
-    _tile_loadconfig(&previous_);
-  }
-  TileProjector(const TileProjector&) = delete;
-  TileProjector& operator=(const TileProjector&) = delete;
 
   void operator()(int64_t first, int64_t end, int64_t column) {
     const Product& p = product_;
@@ -79,12 +66,6 @@ class TileProjector {
   }
 
  private:
-  struct Config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  };
-
   // Tiles 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights.
   void two(const uint16_t* x, int64_t width, const uint16_t* const* weights, float* out, int64_t out_width) {
     const int64_t steps = product_.inputs / DEPTH;
@@ -129,7 +110,7 @@ class TileProjector {
 
   const Product& product_;
   int64_t rows_;
-  alignas(64) Config previous_;
+  BorrowedTiles tiles_;
 };
 
 #endif

@@ -28,22 +28,25 @@ def native():
         pytest.skip("no compiler here, or no instructions for bfloat16")
 
 
-def test_packed_weights_are_pairs_of_inputs_with_sixteen_outputs_side_by_side():
-    w = np.arange(32 * 64).reshape(32, 64)
-    packed = pack(w)
-    assert packed.shape == packed_shape(32, 64) == (2, 2, 16, 16, 2)
+@pytest.mark.parametrize(("dtype", "per_word"), [("int16", 2), ("bfloat16", 2), ("int8", 4)])
+def test_packed_weights_are_words_of_inputs_with_sixteen_outputs_side_by_side(dtype, per_word):
+    w = (np.arange(32 * 64) % 251 - 125).astype(dtype).reshape(32, 64)
+    packed, depth = pack(w), 16 * per_word
+    assert packed.shape == packed_shape(32, 64, dtype) == (2, 64 // depth, 16, 16, per_word)
     assert packed.flags.c_contiguous
     for output, number in ((0, 0), (1, 0), (17, 37), (31, 63)):
-        place = (output // 16, number // 32, number % 32 // 2, output % 16, number % 2)
-        assert packed[place] == w[output, number]
+        tile, word = number // depth, number % depth // per_word
+        assert packed[output // 16, tile, word, output % 16, number % per_word] == w[output, number]
     assert unpacked_shape(packed.shape) == unpacked_shape(w.shape) == (32, 64)
 
 
 def test_whole_panels_and_tiles_can_be_packed():
-    assert can_pack(32, 32)
-    assert can_pack(49152, 576)
-    assert not can_pack(48, 32)
-    assert not can_pack(32, 48)
+    assert can_pack(32, 32, "bfloat16")
+    assert can_pack(49152, 576, "bfloat16")
+    assert can_pack(49152, 576, "int8")
+    assert not can_pack(48, 32, "bfloat16")
+    assert not can_pack(32, 48, "bfloat16")
+    assert not can_pack(32, 32, "int8")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 130, 300])
@@ -71,4 +74,4 @@ def test_a_token_has_the_same_bits_whatever_it_is_computed_with(num_outputs, num
 
 def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="64 inputs do not fit weights for 32"):
-        project(jnp.zeros((2, 64)), jnp.zeros(packed_shape(32, 32)))
+        project(jnp.zeros((2, 64)), jnp.zeros(packed_shape(32, 32, "bfloat16")))

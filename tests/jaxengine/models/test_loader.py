@@ -6,7 +6,8 @@ from engine_builder import RandomCheckpoint
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
-from kernels_pallas.projection import pack
+from kernels_pallas.int8 import quantize
+from kernels_pallas.projection import can_pack, pack
 
 
 class ChangedCheckpoint(RandomCheckpoint):
@@ -33,7 +34,7 @@ def test_tensors_go_where_their_names_say_and_join_by_rows():
 
     for ours, theirs in [
         (decoder.embedding, checkpoint.get("model.embed_tokens.weight")),
-        (decoder.lm_head, checkpoint.get("lm_head.weight")),
+        (decoder.lm_head.weight, checkpoint.get("lm_head.weight")),
         (decoder.norm.scale, checkpoint.get("model.norm.weight")),
         (
             layer.attention.qkv_proj.weight,
@@ -58,7 +59,7 @@ def test_packed_matrices_are_those_of_the_checkpoint_in_another_order():
     packed = load(checkpoint, dtype="bfloat16", packed=True)
     assert plain.lm_head is None
     for ours, theirs in [
-        (packed.lm_head, plain.embedding),
+        (packed.lm_head.weight, plain.embedding),
         (packed.layers[1].attention.qkv_proj.weight, plain.layers[1].attention.qkv_proj.weight),
         (packed.layers[1].mlp.down_proj.weight, plain.layers[1].mlp.down_proj.weight),
     ]:
@@ -71,7 +72,29 @@ def test_a_matrix_of_odd_size_is_not_packed_and_a_tied_one_then_not_doubled():
     assert packed.lm_head is None
     untied = RandomCheckpoint(vocab_size=300, tie_word_embeddings=False)
     head = load(untied, dtype="float32", packed=True).lm_head
-    np.testing.assert_array_equal(head[...], untied.get("lm_head.weight"))
+    np.testing.assert_array_equal(head.weight[...], untied.get("lm_head.weight"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantized_matrices_are_those_of_the_checkpoint_and_the_embedding_stays(packed, tied):
+    checkpoint = RandomCheckpoint(vocab_size=320, tie_word_embeddings=tied)
+    decoder = load(checkpoint, dtype="bfloat16", packed=packed, quantization="int8")
+    embedding = checkpoint.get("model.embed_tokens.weight")
+    head = embedding if tied else checkpoint.get("lm_head.weight")
+    mlp = decoder.layers[1].mlp
+    down = checkpoint.get("model.layers.1.mlp.down_proj.weight")
+    for linear, matrix in [(decoder.lm_head, head), (mlp.down_proj, down)]:
+        values, scales = quantize(matrix)
+        can_be = packed and can_pack(*matrix.shape, "int8")
+        np.testing.assert_array_equal(linear.weight[...], pack(values) if can_be else values)
+        np.testing.assert_array_equal(linear.weight_scale[...], scales)
+        assert linear.weight.dtype == jnp.int8
+    # 320 x 64 has whole tiles, 64 x 96 has not.
+    assert (decoder.lm_head.weight.ndim > 2) == packed
+    assert mlp.down_proj.weight.ndim == 2
+    assert mlp.gate_up_proj.weight.dtype == jnp.int8
+    np.testing.assert_array_equal(decoder.embedding[...], embedding.astype(jnp.bfloat16))
 
 
 def test_matrices_take_the_type_of_the_engine_and_norms_and_biases_stay_f32():
