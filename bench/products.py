@@ -1,14 +1,15 @@
-"""How fast the decoder's products are, packed by kernels_pallas.projection and by XLA.
+"""How fast the decoder's products are: of bfloat16 and of eight bits, packed and by XLA.
 
     python -m bench.products
 
-Every matrix of the default model, with as many tokens as steps have. The two take turns, so that
-whatever else the machine does hits both.
+Every matrix of the default model, with as many tokens as steps have. All sides get activations in
+float32, as the decoder has them, and round them themselves. They take turns, so that whatever else
+the machine does hits all.
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -17,20 +18,25 @@ import click
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.environment import describe_environment
 from bench.report import open_console, print_rows, write_json
 from jaxengine.host_memory import keep_freed_memory
 from jaxengine.models.layers import project
 from jaxengine.weights.source import cache_dir
-from kernels_pallas import native
+from kernels_pallas import int8, native
 from kernels_pallas.choice import choose_kernel, kernels_dir
 from kernels_pallas.projection import pack
 
 __all__ = ["products"]
 
-RESULT_SCHEMA = "headrace.bench.products/1"
-HEADINGS = ("matrix", "tokens", "packed ms\nmedian/min", "XLA ms\nmedian/min", "times", "GFLOP/s")
+RESULT_SCHEMA = "headrace.bench.products/2"
+SIDES = ("packed", "xla", "int8_packed", "int8_xla")
+HEADINGS = (
+    *("matrix", "tokens", "bf16 packed\nms, median/min", "bf16 XLA", "int8 packed", "int8 XLA"),
+    *("bf16 / int8\npacked", "int8 packed\nGFLOP/s"),
+)
 
 # Name, outputs, inputs, and how many of them a step goes through, which are measured together: one
 # alone would stay in the nearest caches.
@@ -41,7 +47,7 @@ MATRICES = (
     ("down", 576, 1536, 30),
     ("head", 49152, 576, 1),
 )
-TOKENS = (2, 8, 16, 32, 64, 128, 512)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +77,30 @@ def measure(calls: dict[str, Callable[[], object]], count: int, repeats: int) ->
     }
 
 
-def _call(weights: list[jax.Array], x: jax.Array) -> Callable[[], object]:
+Weights = tuple[jax.Array, ...]
+
+
+def _weights(plain: Sequence[NDArray[np.float32]], side: str) -> list[Weights]:
+    """Return all matrices as a side wants them."""
+    if side.startswith("int8"):
+        quantized = [int8.quantize(w) for w in plain]
+        pairs = [(pack(w) if side == "int8_packed" else w, scale) for w, scale in quantized]
+        return [(jnp.asarray(w), jnp.asarray(scale)) for w, scale in pairs]
+    rounded = [w.astype(jnp.bfloat16) for w in plain]
+    return [(jnp.asarray(pack(w) if side == "packed" else w),) for w in rounded]
+
+
+def _multiply(x: jax.Array, weights: Weights) -> jax.Array:
+    return project(x, *weights) if len(weights) == 1 else int8.project(x, *weights)
+
+
+def _call(weights: list[Weights], x: jax.Array) -> Callable[[], object]:
     """Compile products with all weights; return a call that waits for their end."""
 
     @jax.jit
-    def multiply(x: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
+    def multiply(x: jax.Array, weights: list[Weights]) -> list[jax.Array]:
         # The whole product is computed, but not handed out: that would take fresh memory.
-        return [jax.lax.optimization_barrier(project(x, w))[0, :1] for w in weights]
+        return [jax.lax.optimization_barrier(_multiply(x, w))[0, :1] for w in weights]
 
     def call() -> object:
         return jax.block_until_ready(multiply(x, weights))
@@ -91,7 +114,7 @@ def _call(weights: list[jax.Array], x: jax.Array) -> Callable[[], object]:
 @click.option("--max-tokens", type=int, default=512, show_default=True, help="Leave out more.")
 @click.option("--output-json", type=click.Path(path_type=Path, dir_okay=False), help="Result file.")
 def products(repeats: int, max_tokens: int, output_json: Path | None) -> None:
-    """Time products with packed weights against XLA's."""
+    """Time products of bfloat16 and of eight bits, packed against XLA's."""
     keep_freed_memory()
     choice = choose_kernel("native", platform="cpu", block_size=16, folder=kernels_dir(cache_dir()))
     if not choice.can_project or choice.library is None:
@@ -102,28 +125,27 @@ def products(repeats: int, max_tokens: int, output_json: Path | None) -> None:
     for name, num_outputs, num_inputs, in_step in MATRICES:
         shape = (num_outputs, num_inputs)
         plain = [rng.standard_normal(shape, np.float32) for _ in range(in_step)]
-        plain = [w.astype(jnp.bfloat16) for w in plain]
-        packed = [jnp.asarray(pack(w)) for w in plain]
-        unpacked = [jnp.asarray(w) for w in plain]
+        weights = {side: _weights(plain, side) for side in SIDES}
         for num_tokens in (tokens for tokens in TOKENS if tokens <= max_tokens):
-            x = jnp.asarray(rng.standard_normal((num_tokens, num_inputs)), jnp.bfloat16)
-            calls = {"packed": _call(packed, x), "xla": _call(unpacked, x)}
+            x = jnp.asarray(rng.standard_normal((num_tokens, num_inputs), np.float32))
+            calls = {side: _call(weights[side], x) for side in SIDES}
             timings = measure(calls, in_step, repeats)
             sizes = {"outputs": num_outputs, "inputs": num_inputs, "tokens": num_tokens}
             results.append(
                 {"matrix": name, "in_step": in_step, **sizes}
                 | {side: asdict(timing) for side, timing in timings.items()}
             )
-            ours, theirs = timings["packed"], timings["xla"]
-            gflops = 2e-6 * num_tokens * num_outputs * num_inputs / ours.median_ms
+            ours = timings["int8_packed"].median_ms
             rows.append(
                 (
                     name,
                     str(num_tokens),
-                    f"{ours.median_ms:.3f} / {ours.min_ms:.3f}",
-                    f"{theirs.median_ms:.3f} / {theirs.min_ms:.3f}",
-                    f"{theirs.median_ms / ours.median_ms:.1f}",
-                    f"{gflops:.0f}",
+                    *(
+                        f"{timing.median_ms:.3f} / {timing.min_ms:.3f}"
+                        for timing in timings.values()
+                    ),
+                    f"{timings['packed'].median_ms / ours:.1f}",
+                    f"{2e-6 * num_tokens * num_outputs * num_inputs / ours:.0f}",
                 )
             )
     print_rows(open_console(), HEADINGS, rows, choice.reason)

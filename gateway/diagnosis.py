@@ -89,7 +89,10 @@ def check_cpu(machine: Machine) -> Check:
         cores += f", limited to {machine.cpu_quota:g}"
     value = f"{machine.cpu or 'unknown CPU'}, {cores}; {' '.join(machine.cpu_flags) or 'no flags'}"
     if {"amx_bf16", "avx512_bf16", "bf16"} & set(machine.cpu_flags):
-        return Check("cpu", "ok", value, "has bf16 instructions: --dtype bfloat16 is the fast one")
+        why = "has bf16 instructions: --dtype bfloat16 is the fast one"
+        if {"amx_int8", "avx512_vnni", "avx_vnni"} & set(machine.cpu_flags):
+            why += "; --quantization int8 is faster"
+        return Check("cpu", "ok", value, why)
     return Check(
         "cpu", "warn", value, "has no bf16 instructions: try --dtype float32, it may be faster"
     )
