@@ -127,9 +127,7 @@ def _fill(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> No
         place[...] = value
 
 
-def _parameter_tensors(
-    path: Path, tensors: Mapping[Path, _Parts], num_layers: int
-) -> list[_Parts]:
+def _parameter_tensors(path: Path, tensors: Mapping[Path, _Parts], num_layers: int) -> list[_Parts]:
     """Return the tensors that a parameter is made of: of all layers if it is theirs."""
     if path[0] == "stack":
         return [tensors["layers", index, *path[1:]] for index in range(num_layers)]
