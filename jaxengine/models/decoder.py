@@ -164,7 +164,7 @@ class Decoder(nnx.Module):
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
         layer = DecoderLayer(config, dtype=dtype, packed=packed)
         matrices = [w for w in jax.tree.leaves(nnx.state(layer)) if w.ndim > 1]
-        is_stacked = all(is_packed(w) for w in matrices)
+        is_stacked = all(is_packed(w.shape) for w in matrices)
         self.stack = _stacked(layer, config.num_layers) if is_stacked else None
         self.layers = nnx.List(
             [
@@ -174,7 +174,9 @@ class Decoder(nnx.Module):
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         head = new_weight(config.vocab_size, config.hidden_size, dtype=dtype, packed=packed)
-        self.lm_head = nnx.Param(head) if is_packed(head) or not config.tie_embeddings else None
+        self.lm_head = (
+            nnx.Param(head) if is_packed(head.shape) or not config.tie_embeddings else None
+        )
 
     def __call__(
         self,
@@ -206,10 +208,14 @@ class Decoder(nnx.Module):
         ) -> tuple[Float[Array, "T D"], KVCache]:
             x_TD, kv_cache = carried
             # The products find their layer themselves; of the rest a layer has some kilobytes.
-            weights = jax.tree.map(lambda w: w if is_packed(w) else w[index], stacked)
-            return _run_layer(graph, weights, x_TD, rope, kv_cache, batch, index, decode_only)
+            weights = jax.tree.map(lambda w: w if is_packed(w.shape) else w[index], stacked)
+            ran: tuple[Array, KVCache] = _run_layer(
+                graph, weights, x_TD, rope, kv_cache, batch, index, decode_only
+            )
+            return ran
 
-        return lax.fori_loop(0, self.config.num_layers, run, (x_TD, kv_cache))
+        x_TD, kv_cache = lax.fori_loop(0, self.config.num_layers, run, (x_TD, kv_cache))
+        return x_TD, kv_cache
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
@@ -237,7 +243,7 @@ def _stacked(layer: DecoderLayer, num_layers: int) -> DecoderLayer:
     """Return a layer with room for the parameters of all."""
 
     def stack(w: Array) -> Array:
-        return jnp.zeros((num_layers, *(w.shape[1:] if is_packed(w) else w.shape)), w.dtype)
+        return jnp.zeros((num_layers, *(w.shape[1:] if is_packed(w.shape) else w.shape)), w.dtype)
 
     nnx.update(layer, jax.tree.map(stack, nnx.state(layer)))
     return layer

@@ -63,9 +63,9 @@ def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -
     return jnp.zeros((out_size, in_size), dtype)
 
 
-def is_packed(w: Array) -> bool:
-    """Whether a weight, or anything of its shape, is packed for kernels_pallas.projection."""
-    return w.ndim > 2
+def is_packed(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter of that shape is a weight packed for kernels_pallas.projection."""
+    return len(shape) > 2
 
 
 def project(
@@ -78,7 +78,7 @@ def project(
         w_OI: a weight as `new_weight` makes it, or packed ones of several layers.
         layer: which of these.
     """
-    if is_packed(w_OI):
+    if is_packed(w_OI.shape):
         return projection.project(x_TI, w_OI, layer)
     return lax.dot_general(
         x_TI.astype(w_OI.dtype),

@@ -80,14 +80,15 @@ def load_decoder(
     def load(path: Path, variable: nnx.Variable[Array], joined: Sequence[_Parts]) -> Array:
         nonlocal num_loaded
         array = _empty(variable.shape, variable.dtype)
-        has_layers = path[0] == "stack" or is_packed(variable)
+        has_layers = path[0] == "stack" or is_packed(variable.shape)
         for place, parts in zip(array if has_layers else [array], joined, strict=True):
             _fill(place, parts, source)
             with lock:
                 num_loaded += 1
                 if progress is not None:
                     progress(num_loaded, total)
-        return jax.device_put(array)
+        on_device: Array = jax.device_put(array)
+        return on_device
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         arrays = pool.map(load, *zip(*flat, strict=True), made_of)
