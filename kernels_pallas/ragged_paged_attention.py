@@ -10,12 +10,13 @@ Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles, N
 K kv heads, H head dim.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import native, reference
+from kernels_pallas import mosaic_gpu, native, reference, triton
 from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -63,21 +64,12 @@ class _Implementation(Protocol):
     ) -> Float[Array, "T N H"]: ...
 
 
-def _implementation(kernel: AttentionKernel) -> _Implementation:
-    """Return a kernel's module. What those for GPUs import takes half a second: only where used."""
-    match kernel:
-        case "reference":
-            return reference
-        case "native":
-            return native
-        case "triton":
-            from kernels_pallas import triton
-
-            return triton
-        case "mosaic_gpu":
-            from kernels_pallas import mosaic_gpu
-
-            return mosaic_gpu
+_IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {
+    "reference": reference,
+    "native": native,
+    "triton": triton,
+    "mosaic_gpu": mosaic_gpu,
+}
 
 
 def new_kv_cache(
@@ -98,7 +90,7 @@ def new_kv_cache(
     Raises:
         ValueError: a block size or a dtype that the kernel does not have.
     """
-    return _implementation(kernel).new_kv_cache(
+    return _IMPLEMENTATIONS[kernel].new_kv_cache(
         num_layers=num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -127,7 +119,7 @@ def write_kv(
     """
     if k_TKH.shape != v_TKH.shape:
         raise ValueError(f"k has shape {k_TKH.shape} but v has {v_TKH.shape}")
-    return _implementation(kv_cache.kernel).write_kv(
+    return _IMPLEMENTATIONS[kv_cache.kernel].write_kv(
         kv_cache, k_TKH, v_TKH, slot_mapping_T, first_block=first_block
     )
 
@@ -190,7 +182,7 @@ def ragged_paged_attention(
         raise ValueError(
             f"query_start_loc has shape {batch.query_start_loc.shape}, expected ({num_seqs + 1},)"
         )
-    return _implementation(kv_cache.kernel).ragged_paged_attention(
+    return _IMPLEMENTATIONS[kv_cache.kernel].ragged_paged_attention(
         q_TNH,
         kv_cache,
         batch,
