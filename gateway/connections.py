@@ -18,6 +18,7 @@ __all__ = [
     "begin_drain",
     "check_room",
     "close_all",
+    "close_politely",
     "serve_connection",
 ]
 
@@ -108,6 +109,31 @@ def begin_drain(app: web.Application) -> None:
     app[DRAINING].set()
     for connection in app[STREAM_CONNECTIONS]:
         connection.drain(SHUTDOWN_REASON)
+
+
+async def close_politely(
+    ws: web.WebSocketResponse,
+    reader: asyncio.Task[None],
+    *,
+    code: int,
+    reason: str,
+    drain: bool = True,
+) -> None:
+    """Send a close frame, and wait for the client's.
+
+    The reader ends first. With somebody receiving, aiohttp drops the connection right behind the
+    frame, and a client that has not read that yet, or answers it, finds the connection broken.
+
+    Args:
+        ws: the websocket; its own timeout bounds the wait.
+        reader: the task that receives.
+        code: of the close frame.
+        reason: for people.
+        drain: whether to wait until the client takes what was sent before.
+    """
+    reader.cancel()
+    await asyncio.wait([reader])
+    await ws.close(code=code, message=reason.encode(), drain=drain)
 
 
 async def close_all(app: web.Application, reason: str = SHUTDOWN_REASON) -> None:
