@@ -2,19 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, METRICS
-from gateway.errors import Unavailable
+from gateway.errors import InvalidRequest, Unavailable
 
 __all__ = [
     "DRAINING",
     "RETRY_AFTER_S",
     "STREAM_CONNECTIONS",
     "MessageRate",
+    "accept_websocket",
     "begin_drain",
     "check_room",
     "close_all",
@@ -89,6 +90,32 @@ def check_room(app: web.Application) -> None:
         raise Unavailable(
             "too many websockets are open", code="too_many_connections", retry_after_s=RETRY_AFTER_S
         )
+
+
+async def accept_websocket(
+    request: web.Request, *, max_message_bytes: int, protocols: Sequence[str] = ()
+) -> web.WebSocketResponse:
+    """Answer the handshake of a websocket whose one writer also answers pings and closes it.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    config = request.app[CONFIG]
+    ws = web.WebSocketResponse(
+        protocols=protocols,
+        heartbeat=config.ws_heartbeat_s,
+        timeout=config.ws_close_timeout_s,
+        max_msg_size=max_message_bytes,
+        compress=False,
+        autoping=False,
+        autoclose=False,  # what runs ends first
+        decode_text=False,
+    )
+    try:
+        await ws.prepare(request)
+    except ValueError:  # from a key that is not even ASCII
+        raise InvalidRequest("this is no handshake of a websocket", code="bad_http") from None
+    return ws
 
 
 async def serve_connection(app: web.Application, connection: Connection) -> None:

@@ -21,6 +21,7 @@ from gateway.connections import (
     DRAINING,
     RETRY_AFTER_S,
     MessageRate,
+    accept_websocket,
     check_room,
     close_politely,
     serve_connection,
@@ -373,17 +374,9 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     is_awaited = request.app[DRAINING].is_set() and store.num_streams > 0
     if not request.app[ENGINE].is_ready and not is_awaited:
         raise Unavailable("the engine is not ready", retry_after_s=RETRY_AFTER_S)
-    ws = web.WebSocketResponse(
-        protocols=(codec.subprotocol,),
-        heartbeat=config.ws_heartbeat_s,
-        timeout=config.ws_close_timeout_s,
-        max_msg_size=config.max_body_bytes,
-        compress=False,
-        autoping=False,  # the writer answers pings
-        autoclose=False,  # the streams end first
-        decode_text=False,
+    ws = await accept_websocket(
+        request, max_message_bytes=config.max_body_bytes, protocols=(codec.subprotocol,)
     )
-    await ws.prepare(request)
     connection = StreamConnection(
         ws,
         request.transport,

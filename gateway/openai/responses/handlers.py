@@ -30,7 +30,7 @@ def add_routes(app: web.Application) -> None:
     app[RESPONSES] = ResponseService(app[CONFIG].response_store_bytes)
     app.router.add_post("/v1/responses", create)
     app.router.add_get("/v1/responses", responses_handler)
-    app.router.add_get("/v1/responses/{response_id}", retrieve)
+    app.router.add_get("/v1/responses/{response_id}", retrieve, allow_head=False)
     app.router.add_delete("/v1/responses/{response_id}", delete)
     app.router.add_post("/v1/responses/{response_id}/cancel", cancel)
     app.on_shutdown.append(_close)

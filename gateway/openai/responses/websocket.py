@@ -23,6 +23,7 @@ from gateway.config import GatewayConfig
 from gateway.connections import (
     RETRY_AFTER_S,
     MessageRate,
+    accept_websocket,
     check_room,
     close_politely,
     serve_connection,
@@ -316,16 +317,7 @@ async def responses_handler(request: web.Request) -> web.StreamResponse:
     check_room(request.app)
     if not request.app[ENGINE].is_ready:
         raise Unavailable("the engine is not ready", retry_after_s=RETRY_AFTER_S)
-    ws = web.WebSocketResponse(
-        heartbeat=config.ws_heartbeat_s,
-        timeout=config.ws_close_timeout_s,
-        max_msg_size=config.max_body_bytes,
-        compress=False,
-        autoping=False,  # the writer answers pings
-        autoclose=False,  # the responses end first
-        decode_text=False,
-    )
-    await ws.prepare(request)
+    ws = await accept_websocket(request, max_message_bytes=config.max_body_bytes)
     connection = ResponsesConnection(
         ws,
         request.transport,
