@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import click
 import jax
@@ -27,7 +28,7 @@ from jaxengine.models.layers import project
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import int8, native
 from kernels_pallas.choice import choose_kernel, kernels_dir
-from kernels_pallas.projection import pack
+from kernels_pallas.projection import pack, packed_shape
 
 __all__ = ["products"]
 
@@ -77,30 +78,50 @@ def measure(calls: dict[str, Callable[[], object]], count: int, repeats: int) ->
     }
 
 
-Weights = tuple[jax.Array, ...]
+class Weights(NamedTuple):
+    """A matrix of each layer, as one side wants them.
+
+    Attributes:
+        values: packed in one array, or one for each layer.
+        scales: of eight bits, for each layer.
+    """
+
+    values: jax.Array | list[jax.Array]
+    scales: list[jax.Array] | None = None
 
 
-def _weights(plain: Sequence[NDArray[np.float32]], side: str) -> list[Weights]:
-    """Return all matrices as a side wants them."""
+def _weights(plain: Sequence[NDArray[np.generic]], side: str) -> Weights:
+    scales = None
     if side.startswith("int8"):
         quantized = [int8.quantize(w) for w in plain]
-        pairs = [(pack(w) if side == "int8_packed" else w, scale) for w, scale in quantized]
-        return [(jnp.asarray(w), jnp.asarray(scale)) for w, scale in pairs]
-    rounded = [w.astype(jnp.bfloat16) for w in plain]
-    return [(jnp.asarray(pack(w) if side == "packed" else w),) for w in rounded]
+        plain = [values for values, _ in quantized]
+        scales = [jnp.asarray(scale) for _, scale in quantized]
+    if not side.endswith("packed"):
+        return Weights([jnp.asarray(w) for w in plain], scales)
+    shape = packed_shape(*plain[0].shape, dtype=plain[0].dtype, num_layers=len(plain))
+    packed = np.empty(shape, plain[0].dtype)
+    for place, w in zip(packed, plain, strict=True):
+        pack(w, place)
+    return Weights(jnp.asarray(packed), scales)
 
 
-def _multiply(x: jax.Array, weights: Weights) -> jax.Array:
-    return project(x, *weights) if len(weights) == 1 else int8.project(x, *weights)
+def _multiply(x: jax.Array, weights: Weights, layer: int) -> jax.Array:
+    values = weights.values[layer] if isinstance(weights.values, list) else weights.values
+    if weights.scales is None:
+        return project(x, values, layer)
+    return int8.project(x, values, weights.scales[layer], layer)
 
 
-def _call(weights: list[Weights], x: jax.Array) -> Callable[[], object]:
+def _call(weights: Weights, count: int, x: jax.Array) -> Callable[[], object]:
     """Compile products with all weights; return a call that waits for their end."""
 
     @jax.jit
-    def multiply(x: jax.Array, weights: list[Weights]) -> list[jax.Array]:
+    def multiply(x: jax.Array, weights: Weights) -> list[jax.Array]:
         # The whole product is computed, but not handed out: that would take fresh memory.
-        return [jax.lax.optimization_barrier(_multiply(x, w))[0, :1] for w in weights]
+        return [
+            jax.lax.optimization_barrier(_multiply(x, weights, layer))[0, :1]
+            for layer in range(count)
+        ]
 
     def call() -> object:
         return jax.block_until_ready(multiply(x, weights))
@@ -125,10 +146,11 @@ def products(repeats: int, max_tokens: int, output_json: Path | None) -> None:
     for name, num_outputs, num_inputs, in_step in MATRICES:
         shape = (num_outputs, num_inputs)
         plain = [rng.standard_normal(shape, np.float32) for _ in range(in_step)]
+        plain = [w.astype(jnp.bfloat16) for w in plain]
         weights = {side: _weights(plain, side) for side in SIDES}
         for num_tokens in (tokens for tokens in TOKENS if tokens <= max_tokens):
             x = jnp.asarray(rng.standard_normal((num_tokens, num_inputs), np.float32))
-            calls = {side: _call(weights[side], x) for side in SIDES}
+            calls = {side: _call(weights[side], in_step, x) for side in SIDES}
             timings = measure(calls, in_step, repeats)
             sizes = {"outputs": num_outputs, "inputs": num_inputs, "tokens": num_tokens}
             results.append(

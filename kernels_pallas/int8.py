@@ -17,7 +17,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int, Int8
 from numpy.typing import NDArray
 
 from kernels_pallas.projection import project_int8
@@ -44,17 +44,22 @@ def quantize(w_OI: NDArray[np.generic]) -> tuple[NDArray[np.int8], NDArray[np.fl
 
 
 def project(
-    x_TI: Float[Array, "T I"], w: Int8[Array, "..."], scale_O: Float[Array, "O"]
+    x_TI: Float[Array, "T I"],
+    w: Int8[Array, "..."],
+    scale_O: Float[Array, "O"],
+    layer: Int[Array, ""] | int = 0,
 ) -> Float[Array, "T O"]:
     """Return x · wᵀ in f32, with x rounded to eight bits.
 
     Args:
         x_TI: activations.
-        w: as `quantize` gives them, [O, I], or packed by `projection.pack`.
+        w: as `quantize` gives them, [O, I]; or those of several layers, packed by
+            `projection.pack`.
         scale_O: of the outputs.
+        layer: which of several layers.
     """
     if w.ndim > 2:
-        return project_int8(x_TI, w, scale_O)
+        return project_int8(x_TI, w, scale_O, layer)
     rounded_TI, scale_T1 = _round_rows(x_TI.astype(jnp.float32))
     sums_TO = lax.dot_general(
         rounded_TI, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32

@@ -6,7 +6,10 @@ outputs side by side. `native_source/projection.cc` multiplies bfloat16 and need
 it; `native_source/int8_projection.cc` multiplies the integers of `kernels_pallas.int8`. A token has
 the same bits whatever it is computed with.
 
-Letters: T tokens, I inputs, O outputs, L layers, ... a layer's packed weights.
+Weights of several layers lie in one array, and a product is told which of them is meant: a program
+can then go through the layers in a loop without a copy of their weights.
+
+Letters: T tokens, I inputs, O outputs, L layers.
 """
 
 import jax
@@ -31,64 +34,67 @@ INT8_PROJECT = "headrace_int8_project"
 
 # Outputs side by side, words of a tile, and the outputs that are computed together.
 COLUMN, WORDS, PANEL = 16, 16, 32
-WORD_BYTES = 4
 
 
-def can_pack(num_outputs: int, num_inputs: int, dtype: DTypeLike) -> bool:
+def can_pack(num_outputs: int, num_inputs: int, *, dtype: DTypeLike = jnp.bfloat16) -> bool:
     """Whether weights of this shape can be packed."""
     return num_outputs % PANEL == 0 and num_inputs % (WORDS * _per_word(dtype)) == 0
 
 
-def packed_shape(num_outputs: int, num_inputs: int, dtype: DTypeLike) -> tuple[int, ...]:
+def packed_shape(
+    num_outputs: int, num_inputs: int, *, dtype: DTypeLike = jnp.bfloat16, num_layers: int = 1
+) -> tuple[int, ...]:
     """Return the shape of packed weights."""
     per_word = _per_word(dtype)
-    return num_outputs // COLUMN, num_inputs // (WORDS * per_word), WORDS, COLUMN, per_word
+    tiles = num_inputs // (WORDS * per_word)
+    return num_layers, num_outputs // COLUMN, tiles, WORDS, COLUMN, per_word
 
 
 def unpacked_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the outputs and inputs of weights, packed or not."""
-    if len(shape) == 2:
-        return shape[0], shape[1]
-    columns, tiles, words, column, per_word = shape
+    """Return the outputs and inputs of packed weights."""
+    _, columns, tiles, words, column, per_word = shape
     return columns * column, tiles * words * per_word
 
 
-def pack(w_OI: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return weights in the order that products of their dtype want."""
-    num_outputs, num_inputs = w_OI.shape
-    shape = packed_shape(num_outputs, num_inputs, w_OI.dtype)
-    columns, tiles, words, column, per_word = shape
-    numbers = w_OI.reshape(columns, column, tiles, words, per_word)
-    return np.ascontiguousarray(numbers.transpose(0, 2, 3, 1, 4))
+def pack(w_OI: NDArray[np.generic], packed: NDArray[np.generic]) -> None:
+    """Put weights in the order that products want: words of inputs, sixteen outputs a time.
+
+    Args:
+        w_OI: the weights, in any order in memory.
+        packed: where they go, the part of one layer in packed weights.
+    """
+    num_columns, num_tiles, words, column, per_word = packed.shape
+    # The numbers of a word are moved as one, which is several times faster.
+    word = np.dtype(f"u{per_word * packed.itemsize}")
+    tiles = np.ascontiguousarray(w_OI, packed.dtype).view(word)
+    tiles = tiles.reshape(num_columns, column, num_tiles, words)
+    packed.view(word)[..., 0] = tiles.transpose(0, 2, 3, 1)
 
 
-def project(x_TI: Float[Array, "T I"], w: Float[Array, "_ _ _ _ 2"]) -> Float[Array, "T O"]:
-    """Return x · wᵀ in f32, with x rounded to bfloat16; `native.load` must have been called."""
-    result = _result(x_TI, w.shape)
-    projected: Array = jax.ffi.ffi_call(PROJECT, result)(x_TI.astype(jnp.bfloat16), w)
+def project(
+    x_TI: Float[Array, "T I"], w: Float[Array, "L _ _ _ _ 2"], layer: Int[Array, ""] | int = 0
+) -> Float[Array, "T O"]:
+    """Return x · w[layer]ᵀ in f32, with x rounded to bfloat16.
+
+    `native.load` must have been called.
+    """
+    call = jax.ffi.ffi_call(PROJECT, _result(x_TI, w.shape))
+    projected: Array = call(x_TI.astype(jnp.bfloat16), w, jnp.asarray(layer, jnp.int32))
     return projected
 
 
 def project_int8(
     x_TI: Float[Array, "T I"],
-    w: Int8[Array, "_ _ _ _ 4"] | Int8[Array, "L _ _ _ _ 4"],
-    scale: Float[Array, "O"] | Float[Array, "L O"],
-    *,
-    layer: Int[Array, ""] | None = None,
+    w: Int8[Array, "L _ _ _ _ 4"],
+    scale_O: Float[Array, "O"],
+    layer: Int[Array, ""] | int = 0,
 ) -> Float[Array, "T O"]:
-    """Return what `int8.project` does; `native.load` must have been called.
+    """Return what `int8.project` does, with w[layer] as `int8.quantize` makes it.
 
-    Args:
-        x_TI: activations.
-        w: weights as `int8.quantize` makes them, packed; or those of several layers.
-        scale: of each output.
-        layer: whose weights to take, where there are several.
+    `native.load` must have been called.
     """
-    result = _result(x_TI, w.shape[-5:])
-    index = jnp.int32(0) if layer is None else layer
-    projected: Array = jax.ffi.ffi_call(INT8_PROJECT, result)(
-        x_TI.astype(jnp.float32), w, scale, index
-    )
+    call = jax.ffi.ffi_call(INT8_PROJECT, _result(x_TI, w.shape))
+    projected: Array = call(x_TI.astype(jnp.float32), w, scale_O, jnp.asarray(layer, jnp.int32))
     return projected
 
 
@@ -100,4 +106,5 @@ def _result(x_TI: Array, weights_shape: tuple[int, ...]) -> jax.ShapeDtypeStruct
 
 
 def _per_word(dtype: DTypeLike) -> int:
-    return WORD_BYTES // np.dtype(dtype).itemsize
+    """How many inputs lie together; instructions want words of four bytes."""
+    return 4 if jnp.dtype(dtype) == jnp.int8 else 2

@@ -181,6 +181,24 @@ def random_decoder(
 
 
 @functools.cache
+def packed_decoder(quantization: Quantization | None = None) -> tuple[Decoder, ModelConfig]:
+    """Random weights in bfloat16 or quantized, packed, with biases.
+
+    The former only where `can_project` says yes, the latter where the native kernel is ready.
+    """
+    checkpoint = RandomCheckpoint(
+        model_type="qwen2",
+        vocab_size=320,
+        intermediate_size=128,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=64,
+        num_hidden_layers=3,
+    )
+    return decoder_of(checkpoint, "bfloat16", packed=True, quantization=quantization)
+
+
+@functools.cache
 def default_decoder(dtype: str) -> tuple[Decoder, ModelConfig]:
     """The default model's decoder; only for tests marked `model`."""
     return decoder_of(open_checkpoint(default_model_files()), dtype)

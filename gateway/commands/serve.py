@@ -264,7 +264,7 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
     config: EngineConfig = built.config
     capacity = config.kv_capacity_tokens
     device = jax.devices()[0]
-    kind = config.dtype
+    kind: str = config.dtype
     if config.quantization is not None:
         kind += f" with weights in {config.quantization}"
     console.print(f"model {name} ({built.model.family}), {kind}, on {device.device_kind}")
@@ -289,7 +289,7 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
 def _memory_table(built: BuiltEngine) -> Table:
     config, memory = built.config, built.memory
     cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype)
-    weights = config.dtype
+    weights: str = config.dtype
     if config.quantization is not None:
         weights = f"{config.quantization}, the embedding {config.dtype}"
     parts = (

@@ -17,6 +17,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "apply_rope",
+    "is_packed",
     "new_weight",
     "project",
     "rope_frequencies",
@@ -40,12 +41,19 @@ class Linear(nnx.Module):
         self.weight_scale = nnx.Param(jnp.ones((out_size,), jnp.float32)) if has_scales else None
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
-    def __call__(self, x_TI: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        """Return the product in f32; x is rounded to the dtype of the weight."""
+    def __call__(
+        self, x_TI: Float[Array, "T I"], layer: Int[Array, ""] | int = 0
+    ) -> Float[Array, "T O"]:
+        """Return the product in f32; x is rounded to the dtype of the weight.
+
+        Args:
+            x_TI: the left operand.
+            layer: which of several packed weights.
+        """
         if self.weight_scale is None:
-            y_TO = project(x_TI, self.weight[...])
+            y_TO = project(x_TI, self.weight[...], layer)
         else:
-            y_TO = int8.project(x_TI, self.weight[...], self.weight_scale[...])
+            y_TO = int8.project(x_TI, self.weight[...], self.weight_scale[...], layer)
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
@@ -55,15 +63,28 @@ def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -
     It is as Hugging Face stores it, [out, in], which is two to three times faster on the CPU than
     [in, out]; or, if so wished and its size allows it, packed for kernels_pallas.projection.
     """
-    if packed and projection.can_pack(out_size, in_size, dtype):
-        return jnp.zeros(projection.packed_shape(out_size, in_size, dtype), dtype)
+    if packed and projection.can_pack(out_size, in_size, dtype=dtype):
+        return jnp.zeros(projection.packed_shape(out_size, in_size, dtype=dtype), dtype)
     return jnp.zeros((out_size, in_size), dtype)
 
 
-def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "..."]) -> Float[Array, "T O"]:
-    """Return x · wᵀ, with x rounded to the dtype of w, packed or not, and sums in f32."""
-    if w_OI.ndim > 2:
-        return projection.project(x_TI, w_OI)
+def is_packed(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter of that shape is a weight packed for kernels_pallas.projection."""
+    return len(shape) > 2
+
+
+def project(
+    x_TI: Float[Array, "T I"], w_OI: Float[Array, "..."], layer: Int[Array, ""] | int = 0
+) -> Float[Array, "T O"]:
+    """Return x · wᵀ, with x rounded to the dtype of w, packed or not, and sums in f32.
+
+    Args:
+        x_TI: the left operand.
+        w_OI: a weight as `new_weight` makes it, or packed ones of several layers.
+        layer: which of these.
+    """
+    if is_packed(w_OI.shape):
+        return projection.project(x_TI, w_OI, layer)
     return lax.dot_general(
         x_TI.astype(w_OI.dtype),
         w_OI,

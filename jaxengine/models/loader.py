@@ -1,25 +1,37 @@
 """Fill a decoder with the tensors of a checkpoint."""
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple, Protocol
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import DTypeLike
+from jaxtyping import Array, DTypeLike
 from numpy.typing import NDArray
 
 from jaxengine.config import Quantization
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from jaxengine.models.layers import is_packed
 from kernels_pallas.int8 import quantize
 from kernels_pallas.projection import pack, unpacked_shape
 
 __all__ = ["TensorSource", "load_decoder"]
 
-# The parameter of a module beside its weight.
+# Parameters that are read and arranged at the same time.
+NUM_THREADS = 2
+
+# The device takes over arrays that begin at a multiple of this as they are, where it is the CPU.
+ALIGNMENT = 64
+
+# The parameter of a quantized module beside its weight.
 WEIGHT_SCALE = "weight_scale"
+
+Path = tuple[Hashable, ...]
 
 
 class TensorSource(Protocol):
@@ -28,6 +40,17 @@ class TensorSource(Protocol):
     def names(self) -> frozenset[str]: ...
 
     def get(self, name: str) -> NDArray[np.generic]: ...
+
+
+class _Part(NamedTuple):
+    """A tensor of the checkpoint, and the rows that it must have."""
+
+    name: str
+    num_rows: int
+
+
+# What a parameter of one layer is made of, stacked by rows.
+_Parts = tuple[_Part, ...]
 
 
 def load_decoder(
@@ -45,11 +68,11 @@ def load_decoder(
 
     Args:
         config: what the decoder looks like.
-        source: the checkpoint.
+        source: the checkpoint; asked by several threads.
         dtype: of the matrices.
         packed: as of Decoder.
         quantization: as of Decoder.
-        progress: called with (tensors loaded, tensors in all).
+        progress: called with (tensors loaded, tensors in all), a joined one counted once.
 
     Raises:
         ModelError: a tensor is missing, unknown, or has another shape than the config says.
@@ -57,43 +80,71 @@ def load_decoder(
     decoder = nnx.eval_shape(
         lambda: Decoder(config, dtype=dtype, packed=packed, quantization=quantization)
     )
-    parts = _tensor_parts(config)
-    _check_names(config, {part.name for joined in parts.values() for part in joined}, source)
-    flat = dict(nnx.to_flat_state(nnx.state(decoder)))
-    loaded = []
+    variables: dict[Any, Any] = dict(nnx.to_flat_state(nnx.state(decoder)))
     # Scales are made with the weights that they belong to.
-    stored = {path: variable for path, variable in flat.items() if path[-1] != WEIGHT_SCALE}
-    for index, (path, variable) in enumerate(stored.items()):
-        arrays = []
-        for part in parts[path]:
-            array = source.get(part.name)
-            row_shape = unpacked_shape(variable.shape)[1:] if variable.ndim > 1 else ()
-            expected = (part.num_rows, *row_shape)
-            if array.shape != expected:
-                raise ModelError(
-                    f"tensor {part.name} has shape {array.shape}, the config says {expected}"
-                )
-            arrays.append(array)
-        value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
+    read = [path for path in variables if path[-1] != WEIGHT_SCALE]
+    tensors = _tensors(config)
+    _check_names(config, {part.name for parts in tensors.values() for part in parts}, source)
+    made_of = [_parameter_tensors(path, tensors, config.num_layers) for path in read]
+    num_loaded, total, lock = 0, sum(map(len, made_of)), Lock()
+
+    def load(path: Path, joined: Sequence[_Parts]) -> list[tuple[Any, Any]]:
+        nonlocal num_loaded
         scale_path = (*path[:-1], WEIGHT_SCALE)
-        if scale_path in flat:
-            value, scale = quantize(value)
-            loaded.append((scale_path, flat[scale_path].replace(jax.device_put(scale))))
-        value = value.astype(variable.dtype, copy=False)
-        if value.shape != variable.shape:
-            value = pack(value)
-        loaded.append((path, variable.replace(jax.device_put(value))))
-        if progress is not None:
-            progress(index + 1, len(stored))
+        made = {p: variables[p] for p in (path, scale_path) if p in variables}
+        arrays = {p: _empty(variable.shape, variable.dtype) for p, variable in made.items()}
+        array, scales = arrays[path], arrays.get(scale_path)
+        for index, parts in enumerate(joined):
+            place = array[index] if path[0] == "stack" or is_packed(array.shape) else array
+            value = _read(place, parts, source)
+            if scales is not None:
+                value, scale = quantize(value)
+                (scales[index] if path[0] == "stack" else scales)[...] = scale
+            if place.ndim > 2:
+                pack(value, place)
+            else:
+                place[...] = value
+            with lock:
+                num_loaded += 1
+                if progress is not None:
+                    progress(num_loaded, total)
+        return [(p, old.replace(jax.device_put(arrays[p]))) for p, old in made.items()]
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        loaded = [item for items in pool.map(load, read, made_of) for item in items]
     nnx.update(decoder, nnx.from_flat_state(loaded))
     return decoder
 
 
-class _Part(NamedTuple):
-    """A tensor of the checkpoint, and the rows that it must have."""
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[np.generic]:
+    """Return an array that begins at a multiple of ALIGNMENT."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype).reshape(shape)
 
-    name: str
-    num_rows: int
+
+def _read(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> NDArray[np.generic]:
+    """Return tensors, stacked by rows, that fit where they belong."""
+    packed = place.ndim > 2
+    arrays = []
+    for part in parts:
+        array = source.get(part.name)
+        row_shape = (unpacked_shape((1, *place.shape))[1],) if packed else place.shape[1:]
+        expected = (part.num_rows, *row_shape)
+        if array.shape != expected:
+            raise ModelError(
+                f"tensor {part.name} has shape {array.shape}, the config says {expected}"
+            )
+        arrays.append(array)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
+
+
+def _parameter_tensors(path: Path, tensors: Mapping[Path, _Parts], num_layers: int) -> list[_Parts]:
+    """Return the tensors that a parameter is made of: of all layers if it is theirs."""
+    if path[0] == "stack":
+        return [tensors["layers", index, *path[1:]] for index in range(num_layers)]
+    return [tensors[path]]
 
 
 def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) -> None:
@@ -115,11 +166,11 @@ def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) ->
         )
 
 
-def _tensor_parts(config: ModelConfig) -> dict[tuple[Hashable, ...], tuple[_Part, ...]]:
-    """Map each parameter of the decoder to the tensors that it is made of, stacked by rows."""
+def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
+    """Map each parameter of a decoder with single layers to its tensors, stacked by rows."""
     vocab, model, hidden = config.vocab_size, config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    parts: dict[tuple[Hashable, ...], tuple[_Part, ...]] = {
+    parts: dict[Path, _Parts] = {
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model),),
     }

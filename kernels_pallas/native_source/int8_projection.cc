@@ -1,11 +1,11 @@
 // Products of activations with weights of eight bits that lie packed since they were loaded:
 //
-//     out[tokens][outputs] = rounded x[tokens][inputs] . w[outputs][inputs]^T, and both scales
+//     out[tokens][outputs] = rounded x[tokens][inputs] . w[layer][outputs][inputs]^T, and scales
 //
-// Packed, w is [outputs / 16][inputs / 64][16][16][4]: four inputs together, sixteen outputs side
-// by side, which is the right operand of the instructions for eight bits. Sums are integers and
-// exact in every order; what they are multiplied with is rounded in one: by the scale of the token,
-// then by that of the output. So every path has the same bits, XLA's included.
+// Packed, a layer of w is [outputs / 16][inputs / 64][16][16][4]: four inputs together, sixteen
+// outputs side by side, which is the right operand of the instructions for eight bits. Sums are
+// integers and exact in every order; scales are multiplied in one, that of the token before that
+// of the output. So every path has the same bits, XLA's included.
 
 #include <algorithm>
 #include <cstdint>
@@ -300,8 +300,9 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   const int64_t tokens = x.dimensions()[0], inputs = x.dimensions()[1];
   const int64_t outputs = out->dimensions()[1];
   if (tokens == 0) return ffi::Error::Success();
-  const int64_t layers = w.element_count() / (inputs * outputs), index = layer.typed_data()[0];
-  if (index < 0 || index >= layers) return ffi::Error::InvalidArgument("there is no such layer");
+  const int64_t index = layer.typed_data()[0];
+  if (index < 0 || index >= w.dimensions()[0])
+    return ffi::Error::InvalidArgument("there are no weights for this layer");
   const size_t numbers = (tokens * inputs + 63) / 64 * 64;
   char* memory = thread_memory(numbers + tokens * (sizeof(float) + sizeof(int32_t)));
   if (memory == nullptr)
@@ -309,7 +310,7 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   float* scales = (float*)(memory + numbers);
   const Int8Product product{{(int8_t*)memory, scales, (int32_t*)(scales + tokens)},
                             w.typed_data() + index * inputs * outputs,
-                            w_scales.typed_data() + index * outputs,
+                            w_scales.typed_data(),
                             out->typed_data(),
                             tokens,
                             inputs,

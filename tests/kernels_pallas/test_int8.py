@@ -9,7 +9,8 @@ import pytest
 from attention_kernels import ready_kernel
 from kernels_pallas.choice import KernelUnavailable
 from kernels_pallas.int8 import project, quantize, rotate
-from kernels_pallas.projection import pack, project_int8
+from kernels_pallas.projection import pack as pack_into
+from kernels_pallas.projection import packed_shape
 
 run = jax.jit(project)
 F32 = np.float32
@@ -25,6 +26,13 @@ def native():
 
 def numbers(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape, F32)
+
+
+def pack(*layers):
+    packed = np.empty(packed_shape(*layers[0].shape, dtype="int8", num_layers=len(layers)), "int8")
+    for values, place in zip(layers, packed, strict=True):
+        pack_into(values, place)
+    return packed
 
 
 def hadamard(row):
@@ -135,13 +143,17 @@ def test_activations_may_have_another_type(native):
         np.testing.assert_array_equal(run(x, w, scales), expected)
 
 
-def test_one_of_several_layers_is_multiplied_with(native):
+def test_of_several_layers_the_one_that_is_named_is_multiplied_with(native):
     x = numbers(0, 9, 64)
     layers = [quantize(numbers(seed, 32, 64)) for seed in range(3)]
-    values = np.stack([pack(values) for values, _ in layers])
-    scales = np.stack([scales for _, scales in layers])
-    multiply = jax.jit(lambda layer: project_int8(x, values, scales, layer=layer))
-    for index, layer in enumerate(layers):
-        np.testing.assert_array_equal(multiply(jnp.int32(index)), exact(x, *layer))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="there is no such layer"):
-        np.asarray(multiply(jnp.int32(3)))
+    packed = pack(*(values for values, _ in layers))
+    for index, (values, scales) in enumerate(layers):
+        np.testing.assert_array_equal(run(x, packed, scales, index), exact(x, values, scales))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no weights for this layer"):
+        run(x, packed, layers[0][1], 3).block_until_ready()
+
+
+def test_sizes_that_do_not_fit_are_named():
+    values, scales = quantize(numbers(0, 32, 64))
+    with pytest.raises(ValueError, match="128 inputs do not fit weights for 64"):
+        project(jnp.zeros((2, 128)), pack(values), scales)

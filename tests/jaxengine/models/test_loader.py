@@ -7,7 +7,7 @@ from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
 from kernels_pallas.int8 import quantize
-from kernels_pallas.projection import can_pack, pack
+from kernels_pallas.projection import pack
 
 
 class ChangedCheckpoint(RandomCheckpoint):
@@ -59,12 +59,31 @@ def test_packed_matrices_are_those_of_the_checkpoint_in_another_order():
     packed = load(checkpoint, dtype="bfloat16", packed=True)
     assert plain.lm_head is None
     for ours, theirs in [
-        (packed.lm_head.weight, plain.embedding),
-        (packed.layers[1].attention.qkv_proj.weight, plain.layers[1].attention.qkv_proj.weight),
-        (packed.layers[1].mlp.down_proj.weight, plain.layers[1].mlp.down_proj.weight),
+        (packed.lm_head.weight[0], plain.embedding),
+        *(
+            (packed.stack.attention.qkv_proj.weight[index], layer.attention.qkv_proj.weight)
+            for index, layer in enumerate(plain.layers)
+        ),
+        (packed.stack.mlp.down_proj.weight[1], plain.layers[1].mlp.down_proj.weight),
     ]:
-        np.testing.assert_array_equal(ours[...], pack(np.asarray(theirs[...])))
+        expected = np.empty_like(ours)
+        pack(np.asarray(theirs[...]), expected)
+        np.testing.assert_array_equal(ours, expected)
     np.testing.assert_array_equal(packed.embedding[...], plain.embedding[...])
+
+
+def test_vectors_of_layers_in_a_stack_lie_side_by_side():
+    checkpoint = RandomCheckpoint(model_type="qwen2", vocab_size=320)
+    plain = load(checkpoint, dtype="bfloat16")
+    packed = load(checkpoint, dtype="bfloat16", packed=True)
+    assert packed.stack.attention.qkv_proj.bias.shape[0] == len(plain.layers) > 1
+    for index, layer in enumerate(plain.layers):
+        np.testing.assert_array_equal(
+            packed.stack.attention.qkv_proj.bias[index], layer.attention.qkv_proj.bias[...]
+        )
+        np.testing.assert_array_equal(
+            packed.stack.input_norm.scale[index], layer.input_norm.scale[...]
+        )
 
 
 def test_a_matrix_of_odd_size_is_not_packed_and_a_tied_one_then_not_doubled():
@@ -78,22 +97,31 @@ def test_a_matrix_of_odd_size_is_not_packed_and_a_tied_one_then_not_doubled():
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_quantized_matrices_are_those_of_the_checkpoint_and_the_embedding_stays(packed, tied):
-    checkpoint = RandomCheckpoint(vocab_size=320, tie_word_embeddings=tied)
+    checkpoint = RandomCheckpoint(
+        vocab_size=320, intermediate_size=128, tie_word_embeddings=tied, model_type="qwen2"
+    )
     decoder = load(checkpoint, dtype="bfloat16", packed=packed, quantization="int8")
     embedding = checkpoint.get("model.embed_tokens.weight")
     head = embedding if tied else checkpoint.get("lm_head.weight")
-    mlp = decoder.layers[1].mlp
-    down = checkpoint.get("model.layers.1.mlp.down_proj.weight")
-    for linear, matrix in [(decoder.lm_head, head), (mlp.down_proj, down)]:
+    for linear, layer, matrix in [
+        (decoder.lm_head, 0, head),
+        *(
+            ((decoder.stack or decoder.layers[index]).mlp.down_proj, index, matrix)
+            for index in range(2)
+            for matrix in [checkpoint.get(f"model.layers.{index}.mlp.down_proj.weight")]
+        ),
+    ]:
         values, scales = quantize(matrix)
-        can_be = packed and can_pack(*matrix.shape, "int8")
-        np.testing.assert_array_equal(linear.weight[...], pack(values) if can_be else values)
-        np.testing.assert_array_equal(linear.weight_scale[...], scales)
-        assert linear.weight.dtype == jnp.int8
-    # 320 x 64 has whole tiles, 64 x 96 has not.
-    assert (decoder.lm_head.weight.ndim > 2) == packed
-    assert mlp.down_proj.weight.ndim == 2
-    assert mlp.gate_up_proj.weight.dtype == jnp.int8
+        weight, found = linear.weight[...], linear.weight_scale[...]
+        assert weight.dtype == jnp.int8
+        if packed:
+            expected = np.empty_like(weight[layer])
+            pack(values, expected)
+            np.testing.assert_array_equal(weight[layer], expected)
+        else:
+            np.testing.assert_array_equal(weight, values)
+        np.testing.assert_array_equal(found if found.ndim == 1 else found[layer], scales)
+    assert (decoder.stack is None) == (not packed)
     np.testing.assert_array_equal(decoder.embedding[...], embedding.astype(jnp.bfloat16))
 
 
