@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, DTypeLike
+from jaxtyping import DTypeLike
 from numpy.typing import NDArray
 
 from jaxengine.config import Quantization
@@ -90,7 +90,7 @@ def load_decoder(
 
     def load(path: Path, joined: Sequence[_Parts]) -> list[tuple[Any, Any]]:
         nonlocal num_loaded
-        scale_path = (*path[:-1], WEIGHT_SCALE)
+        scale_path = (*path[:-1], WEIGHT_SCALE) if path[-1] == "weight" else None
         made = {p: variables[p] for p in (path, scale_path) if p in variables}
         arrays = {p: _empty(variable.shape, variable.dtype) for p, variable in made.items()}
         array, scales = arrays[path], arrays.get(scale_path)
