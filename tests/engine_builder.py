@@ -199,9 +199,12 @@ def packed_decoder(quantization: Quantization | None = None) -> tuple[Decoder, M
 
 
 @functools.cache
-def default_decoder(dtype: str) -> tuple[Decoder, ModelConfig]:
+def default_decoder(
+    dtype: str, *, packed: bool = False, quantization: Quantization | None = None
+) -> tuple[Decoder, ModelConfig]:
     """The default model's decoder; only for tests marked `model`."""
-    return decoder_of(open_checkpoint(default_model_files()), dtype)
+    checkpoint = open_checkpoint(default_model_files())
+    return decoder_of(checkpoint, dtype, packed=packed, quantization=quantization)
 
 
 def decoder_of(
@@ -344,7 +347,14 @@ def warm_random_runner(
 
 
 @functools.cache
-def warm_default_runner(dtype: str) -> WarmRunner:
+def warm_default_runner(dtype: str, quantization: Quantization | None = None) -> WarmRunner:
     """The default model in few buckets; only for tests marked `model`."""
-    config = replace(ENGINE_CONFIG, dtype=dtype, max_num_seqs=8, attention_kernel=ready_kernel())
-    return warm_runner(*default_decoder(dtype), config)
+    config = replace(
+        ENGINE_CONFIG,
+        dtype=dtype,
+        quantization=quantization,
+        max_num_seqs=8,
+        attention_kernel=ready_kernel(),
+    )
+    packed = quantization is not None and config.attention_kernel == "native"
+    return warm_runner(*default_decoder(dtype, packed=packed, quantization=quantization), config)
