@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "int8_rows.h"
+#include "panels.h"
 #include "tiles.h"
 #include "workers.h"
 #include "xla/ffi/api/ffi.h"
@@ -25,17 +26,10 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int COLUMN = 16;  // outputs side by side
-constexpr int DEPTH = 64;   // inputs of a tile
-constexpr int TILE = COLUMN * DEPTH;
-constexpr int ROWS = 16;   // tokens of a tile
-constexpr int PANEL = 2;   // columns that are computed together
+constexpr int DEPTH = 64;  // inputs of a tile
 constexpr int WORD = 4;    // numbers in a word of a row, or of weights
-// Tokens that go through a panel of weights while it is in the nearest cache.
-constexpr int64_t TOKENS_AT_ONCE = 128;
-// Below so many multiply-adds, or numbers to round, another thread costs more than it helps.
-constexpr int64_t WORK_PER_THREAD = 500000, NUMBERS_PER_THREAD = 16384;
-constexpr int64_t ROWS_PER_TASK = 8;
+// Rows that a thread rounds at a time; for fewer numbers another costs more than it helps.
+constexpr int64_t ROWS_PER_TASK = 8, NUMBERS_PER_THREAD = 16384;
 
 static_assert(DEPTH == ROTATED, "a row has whole tiles exactly if it can be rotated");
 
@@ -275,25 +269,6 @@ void round_rows(ffi::ThreadPool& pool, const float* x, const Int8Product& p) {
   });
 }
 
-template <class Projector>
-void multiply_with(ffi::ThreadPool& pool, const Int8Product& product) {
-  const int64_t panels = product.outputs / (PANEL * COLUMN);
-  const int64_t parts = (product.tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-  // Few large shares: weights that follow each other are read by one thread.
-  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels / 12));
-  const int64_t runs = (panels + run - 1) / run;
-  const int64_t work = product.tokens * product.inputs * product.outputs;
-  share(pool, runs * parts, work / WORK_PER_THREAD + 1, [&] {
-    return [&, projector = std::make_unique<Projector>(product)](int64_t index) {
-      const int64_t first = index / runs * TOKENS_AT_ONCE;
-      const int64_t end = std::min(first + TOKENS_AT_ONCE, product.tokens);
-      const int64_t panel = index % runs * run;
-      for (int64_t i = panel; i < std::min(panel + run, panels); ++i)
-        (*projector)(first, end, i * PANEL);
-    };
-  });
-}
-
 ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> w,
                    ffi::Buffer<ffi::F32> w_scales, ffi::Buffer<ffi::S32> layer,
                    ffi::ResultBuffer<ffi::F32> out) {
@@ -318,11 +293,11 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   round_rows(pool, x.typed_data(), product);
 #if defined(HEADRACE_AMX_INT8)
   if (may_use_tiles()) {
-    multiply_with<TileProjector>(pool, product);
+    share_panels<TileProjector>(pool, product);
     return ffi::Error::Success();
   }
 #endif
-  multiply_with<VectorProjector>(pool, product);
+  share_panels<VectorProjector>(pool, product);
   return ffi::Error::Success();
 }
 

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "panels.h"
 #include "products.h"
-#include "workers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace headrace {
@@ -20,15 +20,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int COLUMN = 16;  // outputs side by side
-constexpr int DEPTH = 32;   // inputs of a tile
+constexpr int DEPTH = 32;             // inputs of a tile
 constexpr int TILE = COLUMN * DEPTH;  // numbers
-constexpr int ROWS = 16;              // tokens of a tile
-constexpr int PANEL = 2;              // columns that are computed together
-// Tokens that go through a panel of weights while it is in the nearest cache.
-constexpr int64_t TOKENS_AT_ONCE = 128;
-// Below so many multiply-adds another thread costs more than it helps.
-constexpr int64_t WORK_PER_THREAD = 500000;
 
 struct Product {
   const uint16_t *x, *w;
@@ -167,25 +160,6 @@ class VectorProjector {
 
 #endif
 
-template <class Projector>
-void project_with(ffi::ThreadPool& pool, const Product& product) {
-  const int64_t panels = product.outputs / (PANEL * COLUMN);
-  const int64_t parts = (product.tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-  // Few large shares: weights that follow each other are read by one thread.
-  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels / 12));
-  const int64_t runs = (panels + run - 1) / run;
-  const int64_t work = product.tokens * product.inputs * product.outputs;
-  share(pool, runs * parts, work / WORK_PER_THREAD + 1, [&] {
-    return [&, projector = std::make_unique<Projector>(product)](int64_t index) {
-      const int64_t first = index / runs * TOKENS_AT_ONCE;
-      const int64_t end = std::min(first + TOKENS_AT_ONCE, product.tokens);
-      const int64_t panel = index % runs * run;
-      for (int64_t i = panel; i < std::min(panel + run, panels); ++i)
-        (*projector)(first, end, i * PANEL);
-    };
-  });
-}
-
 ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
                    ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::F32> out) {
   const auto shape = x.dimensions();
@@ -199,12 +173,12 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<f
   if (product.tokens == 0) return ffi::Error::Success();
 #if defined(HEADRACE_AMX)
   if (may_use_tiles()) {
-    project_with<TileProjector>(pool, product);
+    share_panels<TileProjector>(pool, product);
     return ffi::Error::Success();
   }
 #endif
 #if defined(HEADRACE_AVX512_BF16)
-  project_with<VectorProjector>(pool, product);
+  share_panels<VectorProjector>(pool, product);
   return ffi::Error::Success();
 #else
   return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
