@@ -18,6 +18,7 @@ from bench.peers_report import (
     SIDE_HEADINGS,
     WORKLOAD_HEADINGS,
     failure_lines,
+    limit_lines,
     peers_panels,
     side_rows,
     workload_rows,
@@ -191,7 +192,7 @@ def peers(
     print_rows(setup.console, WORKLOAD_HEADINGS, workload_rows(result))
     print_rows(setup.console, SIDE_HEADINGS, side_rows(result, plan))
     print_verdicts(setup.console, verdicts)
-    for line in failure_lines(result):
+    for line in [*limit_lines(result, plan), *failure_lines(result)]:
         setup.console.print(line, markup=False, highlight=False)
     if output_svg is not None:
         output_svg.parent.mkdir(parents=True, exist_ok=True)

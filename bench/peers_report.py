@@ -11,6 +11,7 @@ __all__ = [
     "SIDE_HEADINGS",
     "WORKLOAD_HEADINGS",
     "failure_lines",
+    "limit_lines",
     "peers_panels",
     "side_rows",
     "workload_rows",
@@ -98,6 +99,20 @@ def side_rows(result: PeersResult, plan: PeersPlan) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def limit_lines(result: PeersResult, plan: PeersPlan) -> list[str]:
+    """The product limit of each round."""
+    lines = []
+    for number, limit in result.limits.items():
+        rates = {"bf16": limit.bf16_gflops, "int8": limit.int8_gflops}
+        parts = [
+            f"{name} {gflops:.0f} GFLOP/s, "
+            f"{limit.output_tokens_per_s(gflops, plan.input_len, plan.output_len):.0f} output tok/s"
+            for name, gflops in rates.items()
+        ]
+        lines.append(f"product limit, round {number + 1}: {'; '.join(parts)}")
+    return lines
 
 
 def failure_lines(result: PeersResult) -> list[str]:

@@ -8,6 +8,7 @@ from bench.peers_report import (
     SIDE_HEADINGS,
     WORKLOAD_HEADINGS,
     failure_lines,
+    limit_lines,
     peers_panels,
     side_rows,
     workload_rows,
@@ -89,6 +90,14 @@ def test_a_row_for_each_side():
         ["vLLM", "2.2", "-", "3", "-", "-"],
     ]
     assert {len(row) for row in rows} == {len(SIDE_HEADINGS)}
+
+
+def test_the_product_limit_is_told_in_tokens():
+    # 384 GFLOP are a request of 128 and 64 tokens with 1e9 weights.
+    assert limit_lines(RESULT, PLAN) == [
+        "product limit, round 1: bf16 384 GFLOP/s, 64 output tok/s; "
+        "int8 768 GFLOP/s, 128 output tok/s"
+    ]
 
 
 def test_what_failed_is_said_with_the_last_words():
