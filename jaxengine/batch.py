@@ -53,11 +53,13 @@ class BatchBuilder:
         max_blocks_per_seq: int,
         spare_row: int,
         eos_token_ids: tuple[int, ...],
+        sliding_window: int | None = None,
     ) -> None:
         self._layouts = {
-            bucket: BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids))
+            bucket: BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids), sliding_window)
             for bucket in buckets
         }
+        self._sliding_window = sliding_window
         self._block_size = block_size
         self._spare_row = spare_row
         self._eos_token_ids = eos_token_ids
@@ -132,6 +134,14 @@ class BatchBuilder:
         plan_decode_splits(
             views["seq_lens"], num_decodes, views["decode_splits"], views["split_starts"]
         )
+        if self._sliding_window is not None:
+            plan_decode_splits(
+                views["seq_lens"],
+                num_decodes,
+                views["window_splits"],
+                views["window_split_starts"],
+                sliding_window=self._sliding_window,
+            )
         sequences = [0] * len(order)
         for seq, index in enumerate(order):
             sequences[index] = seq

@@ -175,11 +175,16 @@ class ChoiceLayout:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where each array of a bucket lies in the packed buffer."""
+    """Where each array of a bucket lies in the packed buffer.
+
+    Attributes:
+        sliding_window: of the layers that have one.
+    """
 
     bucket: Bucket
     max_blocks_per_seq: int
     num_eos_token_ids: int
+    sliding_window: int | None = None
 
     @property
     def choice(self) -> ChoiceLayout:
@@ -189,6 +194,11 @@ class BatchLayout:
     @cached_property
     def shapes(self) -> _Shapes:
         tokens, seqs, decode_only = self.bucket
+        windows: _Shapes = {}
+        if self.sliding_window is not None:
+            most = max_decode_splits(seqs, sliding_window=self.sliding_window)
+            windows["window_splits"] = (most, DECODE_SPLIT_FIELDS)
+            windows["window_split_starts"] = (seqs + 1,)
         return {
             "token_ids": (tokens,),
             "positions": (tokens,),
@@ -200,6 +210,7 @@ class BatchLayout:
             "prefill_tiles": (max_prefill_tiles(tokens, seqs), PREFILL_TILE_FIELDS),
             "decode_splits": (max_decode_splits(seqs), DECODE_SPLIT_FIELDS),
             "split_starts": (seqs + 1,),
+            **windows,
             "num_decodes": (),
             "num_prefill_tiles": (),
             "targets": (0 if decode_only else tokens,),
@@ -223,7 +234,9 @@ class BatchLayout:
             token_ids=arrays["token_ids"],
             positions=arrays["positions"],
             sample_indices=arrays["sample_indices"],
-            attention=AttentionBatch(**{name: arrays[name] for name in AttentionBatch._fields}),
+            attention=AttentionBatch(
+                **{name: arrays[name] for name in AttentionBatch._fields if name in arrays}
+            ),
             targets=arrays["targets"],
             any_targets=arrays["any_targets"] > 0,
         )
