@@ -5,6 +5,7 @@ import pytest
 
 from compile_cache import use_compile_cache
 from jaxengine.batch import BatchBuilder, pick_token_ids
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
