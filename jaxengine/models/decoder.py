@@ -194,35 +194,28 @@ class Decoder(nnx.Module):
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
         x_TD = self.embedding[...][token_ids_T].astype(jnp.float32)
-        carried = (x_TD, kv_cache)
+        if self.stack is None:
+            for index, layer in enumerate(self.layers):
+                graph, weights = nnx.split(layer)
+                x_TD, kv_cache = _run_layer(
+                    graph, weights, x_TD, rope, kv_cache, batch, jnp.int32(index), decode_only
+                )
+            return x_TD, kv_cache
+        graph, stacked = nnx.split(self.stack)
 
         def run(
-            index: Int[Array, ""] | int, carried: tuple[Float[Array, "T D"], KVCache]
+            index: Int[Array, ""], carried: tuple[Float[Array, "T D"], KVCache]
         ) -> tuple[Float[Array, "T D"], KVCache]:
-            graph, weights = self._layer(index)
-            number = jnp.asarray(index, jnp.int32)
+            x_TD, kv_cache = carried
+            # The products find their layer themselves; of the rest a layer has some kilobytes.
+            weights = jax.tree.map(lambda w: w if is_packed(w.shape) else w[index], stacked)
             ran: tuple[Array, KVCache] = _run_layer(
-                graph, weights, carried[0], rope, carried[1], batch, number, decode_only
+                graph, weights, x_TD, rope, kv_cache, batch, index, decode_only
             )
             return ran
 
-        if self.stack is not None:
-            x_TD, kv_cache = lax.fori_loop(0, self.config.num_layers, run, carried)
-            return x_TD, kv_cache
-        for index in range(self.config.num_layers):
-            carried = run(index, carried)
-        return carried
-
-    def _layer(
-        self, index: Int[Array, ""] | int
-    ) -> tuple[nnx.GraphDef[DecoderLayer], nnx.State[Any, Any]]:
-        """Return one layer's graph and parameters."""
-        if self.stack is None:
-            graph, weights = nnx.split(self.layers[int(index)])
-            return graph, weights
-        graph, stacked = nnx.split(self.stack)
-        # The products find their layer themselves; of the rest a layer has some kilobytes.
-        return graph, jax.tree.map(lambda w: w if is_packed(w.shape) else w[index], stacked)
+        x_TD, kv_cache = lax.fori_loop(0, self.config.num_layers, run, (x_TD, kv_cache))
+        return x_TD, kv_cache
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
