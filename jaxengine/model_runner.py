@@ -53,6 +53,13 @@ class JaxModelRunner:
 
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
+
+    Args:
+        decoder: with its weights.
+        model: what it looks like.
+        config: what to compile for.
+        state: an empty one; None allocates it.
+        programs_dir: where compiled programs are kept; None keeps none.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class JaxModelRunner:
         model: ModelConfig,
         config: EngineConfig,
         *,
+        state: DeviceState | None = None,
         programs_dir: Path | None = None,
     ) -> None:
         self._model = model
@@ -78,7 +86,7 @@ class JaxModelRunner:
         self._choose: dict[int, jax.stages.Compiled] = {}
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
-        self._state = new_device_state(model, config)
+        self._state = new_device_state(model, config) if state is None else state
         self._no_rules = {
             num_seqs: self._rule_layout(num_seqs).resident()
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}

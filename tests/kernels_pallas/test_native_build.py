@@ -125,7 +125,8 @@ def test_without_jaxlib_there_is_nothing_to_compile_for(compiler, tmp_path, monk
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(compiler, tmp_path):
     compiler(
         COMPILES.replace(
-            'echo "$@" > "$last"\n', "echo 'a.h: note: x' >&2; echo 'a.cc:1: error: no' >&2; exit 1\n"
+            'echo "$@" > "$last"\n',
+            "echo 'a.h: note: x' >&2; echo 'a.cc:1: error: no' >&2; exit 1\n",
         )
     )
     recipe = make_recipe(tmp_path / "kernels")
