@@ -128,6 +128,7 @@ class JaxModelRunner:
             max_blocks_per_seq=config.max_blocks_per_seq,
             spare_row=config.max_num_seqs,
             eos_token_ids=model.eos_token_ids,
+            sliding_window=model.sliding_window,
         )
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
         self._bucket_times_s: dict[Bucket, float] = {}
