@@ -22,13 +22,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from gpu_target import compile_for, layer_step
-from jaxengine.batch_layout import BatchLayout
+from jaxengine.batch import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import new_device_state
+from jaxengine.model_runner import make_step
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.step_programs import make_forward
+from jaxengine.rule_arrays import RuleLayout
 from kernels_pallas import mosaic_gpu, triton, tuning
 from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
@@ -145,13 +146,16 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
     graph, weights = nnx.split(decoder)
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
+    rules = jax.eval_shape(
+        RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len).resident
+    )
     compiled = compile_for(
         "h200",
-        make_forward(graph, tree, layout),
+        make_step(graph, tree, layout),
         leaves,
-        state.kv_cache,
-        state.last_token,
+        state,
         jax.ShapeDtypeStruct((layout.size,), jnp.int32),
+        rules,
         donate=(1,),
     )
     memory = compiled.memory_analysis()
