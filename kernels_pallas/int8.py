@@ -70,7 +70,7 @@ def project(
 def rotate[F: np.floating](rows: NDArray[F]) -> NDArray[F]:
     """Return weights, or activations, rotated; without the rules about their last bits."""
     size = _rotated(rows.shape[1])
-    matrix = np.ones((1, 1), np.float32)
+    matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     rotated: NDArray[F] = rows.reshape(-1, size) @ (matrix / math.sqrt(size)).astype(rows.dtype)
