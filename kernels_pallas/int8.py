@@ -66,7 +66,8 @@ def project(
     )
     product_TO = sums_TO.astype(jnp.float32) * scale_T1 * scale_O
     # Or the compiler may join the last product with a sum that follows, and round only once.
-    return lax.optimization_barrier(product_TO)
+    kept_TO: Array = lax.optimization_barrier(product_TO)
+    return kept_TO
 
 
 def rotate[F: np.floating](rows: NDArray[F]) -> NDArray[F]:
