@@ -119,10 +119,25 @@ def check_bits(decoder, model, kv_cache_dtype):
             np.testing.assert_array_equal(array, expected)
 
 
-def test_packed_weights_give_the_same_logits():
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        # A loop of one layer without a window, and one of two with it.
+        {
+            "model_type": "qwen3",
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ],
+    ids=["plain", "windows"],
+)
+def test_packed_weights_give_the_same_logits(changes):
     if not can_project():
         pytest.skip("no compiler here, or no instructions for bfloat16")
-    checkpoint = RandomCheckpoint(vocab_size=320, **THREES)
+    checkpoint = RandomCheckpoint(vocab_size=320, **{**THREES, **changes})
     token_ids = np.random.default_rng(0).integers(0, 320, 40).tolist()
     plain, packed = (
         Computed(*decoder_of(checkpoint, "bfloat16", packed=packed), "bfloat16", max_len=64).step(
