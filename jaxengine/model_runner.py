@@ -17,12 +17,14 @@ from jaxengine.batch import BatchBuilder, BatchLayout, PackedStep, pick_token_id
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
-from jaxengine.kv_cache import DeviceState, new_device_state
+from jaxengine.device_mesh import DeviceMesh
+from jaxengine.kv_cache import DeviceState
 from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs, read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.next_token import next_tokens
 from jaxengine.outputs import ItemLogprobs
+from jaxengine.processes import ProcessGroup, StepOrder
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
@@ -100,7 +102,15 @@ def make_step(
 
 
 class JaxModelRunner:
-    """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
+    """Runs steps of a decoder on a device, or several; implements engine_core.ModelRunner.
+
+    Args:
+        decoder: as loaded, by models.shard_loader where several devices share it.
+        model: its configuration, or that of a shard.
+        config: of the engine.
+        devices: None takes JAX's first.
+        group: the processes that run the same steps; None if this is the only one.
+        programs_dir: where compiled programs are kept for the next start; None keeps none.
 
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
@@ -112,10 +122,14 @@ class JaxModelRunner:
         model: ModelConfig,
         config: EngineConfig,
         *,
+        devices: DeviceMesh | None = None,
+        group: ProcessGroup | None = None,
         programs_dir: Path | None = None,
     ) -> None:
         self._model = model
         self._config = config
+        self._group = group
+        self._devices = devices or DeviceMesh(jax.devices()[:1])
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -128,16 +142,17 @@ class JaxModelRunner:
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
-        self._state = new_device_state(model, config)
+        self._new_state = self._devices.allocator(model, config)
+        self._state = self._new_state()
         self._no_rules = {
-            num_seqs: self._rule_layout(num_seqs).resident()
+            num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
         self._store = None
         if programs_dir is not None:
             shapes = jax.eval_shape(lambda x: x, (self._weights, self._state))
             facts = (repr(model), repr(jax.tree.structure(shapes)), repr(jax.tree.leaves(shapes)))
-            self._store = ProgramStore(programs_dir, facts=facts)
+            self._store = ProgramStore(programs_dir, facts=facts, devices=self._devices.devices)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -184,8 +199,22 @@ class JaxModelRunner:
         self._bucket_times_s = {layout.bucket: self._time(layout) for layout in layouts}
         self._guard.arm()
 
+    def follow(self) -> None:
+        """Run the steps of the process that leads, in place of `execute`, until it ends."""
+        assert self._group is not None
+        for order in self._group.orders():
+            if order.bucket is None:
+                self._state = self._new_state()
+                continue
+            layout = self._builder.layouts[order.bucket]
+            resident = self._no_rules[layout.bucket.num_seqs]
+            rules = (order.arrays.get(name, getattr(resident, name)) for name in resident._fields)
+            self._run(layout, order.arrays["packed"], RuleArrays(*rules))
+
     def close(self) -> None:
-        """Stop counting compilations."""
+        """Let the processes that follow end, and stop counting compilations."""
+        if self._group is not None and self._group.leads:
+            self._group.dismiss()
         self._guard.disarm()
 
     def _program(self, layout: BatchLayout) -> jax.stages.Compiled:
@@ -200,8 +229,8 @@ class JaxModelRunner:
 
     def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace one bucket's step and lower it to the compiler's input."""
-        step = make_step(self._graph, self._weights_tree, layout)
-        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+        step = self._devices.spread(make_step(self._graph, self._weights_tree, layout))
+        packed = self._devices.input_of(layout.size)
         rules = self._no_rules[layout.bucket.num_seqs]
         return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed, rules)
 
@@ -215,7 +244,9 @@ class JaxModelRunner:
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
-        self._state = new_device_state(self._model, self._config)
+        if self._group is not None:
+            self._group.tell(StepOrder(None, {}))
+        self._state = self._new_state()
 
     def _time(self, layout: BatchLayout) -> float:
         """Run a step without sequences; return the seconds that it took."""
@@ -226,11 +257,18 @@ class JaxModelRunner:
             layout.views(packed)["rows"][:] = self._config.max_num_seqs
             start_s = time.perf_counter()
             rules = self._no_rules[layout.bucket.num_seqs]
-            np.asarray(self._launch(layout, packed, rules).sampled)
+            np.asarray(self._run(layout, packed, rules).sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
     def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
+        if self._group is not None:
+            sent = {name: a for name, a in rules._asdict().items() if isinstance(a, np.ndarray)}
+            order = StepOrder(self._builder.layouts.index(layout), {"packed": packed, **sent})
+            self._group.tell(order)
+        return self._run(layout, packed, rules)
+
+    def _run(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
         program = self._programs[layout.bucket]
         results: StepResults
         self._state, results = program(self._weights, self._state, packed, rules)

@@ -50,6 +50,8 @@ class ModelConfig:
         qkv_bias: q, k and v projections have a bias (Qwen2).
         qk_norm: q and k heads pass through an RMS norm before RoPE (Qwen3).
         eos_token_ids: ids that end an answer.
+        num_shards: devices that share the model. Where there are several, heads and
+            `intermediate_size` are those of one shard (models.sharding); all else is the model's.
     """
 
     family: str
@@ -68,6 +70,7 @@ class ModelConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
@@ -80,6 +83,12 @@ class ModelConfig:
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(f"model config: head_dim={self.head_dim} must be even")
+
+    @property
+    def vocab_rows(self) -> int:
+        """Tokens that a shard has the weights of: its part, or all where they do not divide."""
+        whole, rest = divmod(self.vocab_size, self.num_shards)
+        return self.vocab_size if rest else whole
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> "ModelConfig":

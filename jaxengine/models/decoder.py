@@ -27,6 +27,7 @@ from jaxengine.models.layers import (
     rope_frequencies,
     rope_tables,
 )
+from jaxengine.models.sharding import add_up, join_vocabulary, look_up
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import (
     ragged_paged_attention,
@@ -89,7 +90,8 @@ class Attention(nnx.Module):
             scale=config.head_dim**-0.5,
             decode_only=decode_only,
         )
-        return self.o_proj(out_TNH.reshape(num_tokens, q_size)), kv_cache
+        out_TD = self.o_proj(out_TNH.reshape(num_tokens, q_size))
+        return add_up(out_TD, config.num_shards), kv_cache
 
 
 class MLP(nnx.Module):
@@ -97,12 +99,13 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
         model, hidden = config.hidden_size, config.intermediate_size
+        self.num_shards = config.num_shards
         self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
         self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
 
     def __call__(self, x_TD: Float[Array, "T D"]) -> Float[Array, "T D"]:
         gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD), 2, axis=-1)
-        return self.down_proj(jax.nn.silu(gate_TF) * up_TF)
+        return add_up(self.down_proj(jax.nn.silu(gate_TF) * up_TF), self.num_shards)
 
 
 class DecoderLayer(nnx.Module):
@@ -150,12 +153,12 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False) -> None:
         self.config = config
-        self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        self.embedding = nnx.Param(jnp.zeros((config.vocab_rows, config.hidden_size), dtype))
         self.layers = nnx.List(
             [DecoderLayer(config, dtype=dtype, packed=packed) for _ in range(config.num_layers)]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        head = new_weight(config.vocab_size, config.hidden_size, dtype=dtype, packed=packed)
+        head = new_weight(config.vocab_rows, config.hidden_size, dtype=dtype, packed=packed)
         self.lm_head = nnx.Param(head) if head.ndim > 2 or not config.tie_embeddings else None
 
     def __call__(
@@ -174,7 +177,7 @@ class Decoder(nnx.Module):
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
         blocks_per_layer = kv_cache.data.shape[0] // self.config.num_layers
-        x_TD = self.embedding[...][token_ids_T].astype(jnp.float32)
+        x_TD = look_up(self.embedding[...], token_ids_T, self.config)
         for index, layer in enumerate(self.layers):
             graph, weights = nnx.split(layer)
             first_block = jnp.int32(index * blocks_per_layer)
@@ -186,7 +189,7 @@ class Decoder(nnx.Module):
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
         head = self.embedding if self.lm_head is None else self.lm_head
-        return project(self.norm(x_SD), head[...])
+        return join_vocabulary(project(self.norm(x_SD), head[...]), self.config)
 
 
 @partial(jax.jit, static_argnames=("graph", "decode_only"))

@@ -102,7 +102,7 @@ def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) ->
 
 def _tensor_parts(config: ModelConfig) -> dict[tuple[Hashable, ...], tuple[_Part, ...]]:
     """Map each parameter of the decoder to the tensors that it is made of, stacked by rows."""
-    vocab, model, hidden = config.vocab_size, config.hidden_size, config.intermediate_size
+    vocab, model, hidden = config.vocab_rows, config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     parts: dict[tuple[Hashable, ...], tuple[_Part, ...]] = {
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
