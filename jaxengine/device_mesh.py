@@ -11,7 +11,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxengine.config import EngineConfig
@@ -30,7 +30,9 @@ class DeviceMesh:
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.devices = tuple(devices)
-        self._mesh = Mesh(self.devices, (AXIS,)) if len(self.devices) > 1 else None
+        self._mesh = None
+        if len(self.devices) > 1:
+            self._mesh = Mesh(self.devices, (AXIS,), axis_types=(AxisType.Auto,))
 
     @property
     def num_devices(self) -> int:

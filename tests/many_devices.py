@@ -19,9 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from attention_kernels import ready_kernel
+from attention_scene import Cache, Chunk, random_context, shuffled_blocks
 from compile_cache import use_compile_cache, without_compile_cache
 from engine_builder import ENGINE_CONFIG, RandomCheckpoint, WarmRunner
 from golden_model import GOLDEN_DIR, TINY_DIR, default_model_files, tiny_model_files
@@ -34,6 +36,8 @@ from jaxengine.models.sharding import AXIS, add_up, shard_of
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
 from kernels_pallas.kernel_names import WantedKernel
+from kernels_pallas.kv_cache import KVCache
+from kernels_pallas.ragged_paged_attention import ragged_paged_attention, write_kv
 
 COLLECTIVES = re.compile(
     r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
@@ -214,9 +218,50 @@ def sums() -> bool:
     return bool((np.asarray(add(jnp.asarray(parts))) == total).all())
 
 
+def attention(kernel: WantedKernel) -> bool:
+    """Whether devices with a part of the heads write and attend as one with all, bit by bit."""
+    scene = Cache(num_tokens=64, num_seqs=8, dtype="bfloat16", kernel=kernel)
+    contexts = [random_context(i, 60, heads=8, kv_heads=4) for i in range(3)]
+    blocks = shuffled_blocks(0, [4] * 3, scene.num_blocks)
+    ends = [(10, 50), (59, 60), (30, 31)]
+    chunks = [
+        Chunk(context, *end, own) for context, end, own in zip(contexts, ends, blocks, strict=True)
+    ]
+    chunks = sorted(chunks, key=lambda chunk: chunk.end - chunk.start > 1)
+    q, batch = scene.pack(chunks)
+    new = np.random.default_rng(9).standard_normal((2, scene.num_tokens, 4, 64), np.float32)
+
+    def step(q: Array, cache: KVCache, new: Array) -> tuple[Array, KVCache]:
+        place = jnp.int32(0)
+        cache = write_kv(cache, new[0], new[1], batch.slot_mapping, first_block=place)
+        heads = cache.data.shape[2]
+        attended = ragged_paged_attention(
+            q, cache, batch, first_block=place, num_kv_heads=heads, scale=0.125
+        )
+        return attended, cache
+
+    heads, cache_heads = PartitionSpec(None, AXIS), PartitionSpec(None, None, AXIS)
+    spread = jax.shard_map(
+        step,
+        mesh=Mesh(jax.devices(), (AXIS,)),
+        in_specs=(heads, cache_heads, cache_heads),
+        out_specs=(heads, cache_heads),
+        check_vma=False,
+    )
+    inputs = (q, scene.filled(chunks), new)
+    found, expected = jax.jit(spread)(*inputs), jax.jit(step)(*inputs)
+    return all(
+        bool((np.asarray(ours) == np.asarray(theirs)).all())
+        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    )
+
+
 RUNS: Mapping[str, Any] = {
     function.__name__: function
-    for function in (tiny_answers, golden_answers, neighbours, programs, second_start, built, sums)
+    for function in (
+        *(tiny_answers, golden_answers, neighbours, programs, second_start, built, sums),
+        attention,
+    )
 }
 
 if __name__ == "__main__":
