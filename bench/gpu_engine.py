@@ -1,16 +1,18 @@
 """The engine on a GPU, with random weights in the shapes of known models: nothing to download."""
 
+import gc
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxengine.async_engine import AsyncEngine
 from jaxengine.config import BatchingMode, EngineConfig
 from jaxengine.engine_core import EngineCore, StepHandle
 from jaxengine.kv_cache import kv_block_bytes
@@ -21,11 +23,16 @@ from jaxengine.outputs import ItemLogprobs
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.scheduler_output import SchedulerOutput
+from jaxengine.step_time import StepTimeModel
+from jaxengine.token_engine import EngineLimits
 from kernels_pallas.kernel_names import AttentionKernel
 
 __all__ = ["MODELS", "EngineUnderTest", "RunFigures"]
 
 BLOCK_SIZE = 16
+
+# Launches of a step, one after the other.
+PROBE_REPEATS = 20
 
 MODELS: Mapping[str, ModelConfig] = {
     "qwen3-0.6b": ModelConfig(
@@ -93,8 +100,9 @@ class RunFigures:
 
     Attributes:
         step_ms: median time from step to step.
-        waited_ms: median time of it in which the host waited for the device: where it is not zero,
-            the device had no gap.
+        waited_ms: median time of it in which the host waited for the device.
+        device_ms: what a step takes where no host is waited for; None unless all requests are
+            alike. What a step takes more is a gap in the device's work.
     """
 
     seconds: float
@@ -103,9 +111,13 @@ class RunFigures:
     steps: int
     step_ms: float
     waited_ms: float
+    device_ms: float | None = None
 
     def row(self) -> dict[str, Any]:
-        return {**asdict(self), "output_tokens_per_s": self.output_tokens / self.seconds}
+        row = {**asdict(self), "output_tokens_per_s": self.output_tokens / self.seconds}
+        if self.device_ms is not None:
+            row["gap_share"] = max(0.0, 1 - self.device_ms / self.step_ms)
+        return row
 
 
 class EngineUnderTest:
@@ -141,6 +153,18 @@ class EngineUnderTest:
         self._runner.warm_up()
         self.start_s = time.perf_counter() - start_s
 
+    def close(self) -> None:
+        """Give the memory of the device back."""
+        self._runner.close()
+        del self._runner
+        gc.collect()
+
+    @property
+    def flop_per_token(self) -> float:
+        """Operations of the products with weights for one token of a prompt."""
+        embedding = 2 * self.model.vocab_size * self.model.hidden_size  # once a prompt
+        return self.weight_bytes - embedding  # two bytes a weight, two operations
+
     def floor_bytes(self, num_seqs: int, context: int) -> int:
         """Return what a decode step must read: the weights, and K and V."""
         block_bytes = kv_block_bytes(
@@ -151,11 +175,25 @@ class EngineUnderTest:
         )
         return self.weight_bytes + num_seqs * context * block_bytes // BLOCK_SIZE
 
+    def serving(self) -> AsyncEngine:
+        """Return an engine for a gateway, not started, on the same model and programs."""
+        limits = EngineLimits(
+            max_model_len=self.config.max_model_len,
+            vocab_size=self.model.vocab_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_queued_requests=self.config.max_num_queued_requests,
+            eos_token_ids=(),
+        )
+        step_times = StepTimeModel(self._runner.buckets, self._runner.bucket_times_s)
+        core = EngineCore(self.config, self._runner, eos_token_ids=(), step_times=step_times)
+        return AsyncEngine(core, limits)
+
     def run(
         self, lengths: Sequence[tuple[int, int]], *, batching: BatchingMode = "continuous"
     ) -> RunFigures:
         """Answer requests of (prompt, output) tokens that are all there from the beginning."""
-        runner = _WatchedRunner(self._runner)
+        probe = _probe_of(lengths)
+        runner = _WatchedRunner(self._runner, probe)
         config = EngineConfig(**{**_fields(self.config), "batching": batching})
         core = EngineCore(config, runner, eos_token_ids=())
         rng = np.random.default_rng(0)
@@ -178,32 +216,70 @@ class EngineUnderTest:
             ends_s.append(time.perf_counter())
             waits_s.append(runner.waited_s)
         return RunFigures(
-            seconds=ends_s[-1] - ends_s[0],
+            seconds=ends_s[-1] - ends_s[0] - runner.probed_s,
             prompt_tokens=sum(num for num, _ in lengths),
             output_tokens=sum(num for _, num in lengths),
             steps=len(waits_s),
             # The prompts are done in the first half of the steps of every run here.
             step_ms=1e3 * median(np.diff(ends_s)[len(waits_s) // 2 :].tolist()),
             waited_ms=1e3 * median(waits_s[len(waits_s) // 2 :]),
+            device_ms=None if runner.device_s is None else 1e3 * runner.device_s,
         )
 
 
-class _WatchedRunner:
-    """Tells how long the host waits for the device."""
+class _Probe(NamedTuple):
+    """The step that is measured by itself: the first of only decodes from such a position on."""
 
-    def __init__(self, runner: JaxModelRunner) -> None:
+    num_seqs: int
+    position: int
+
+
+def _probe_of(lengths: Sequence[tuple[int, int]]) -> _Probe | None:
+    """Return the middle of the second half of the steps of requests that are all alike."""
+    if len(set(lengths)) != 1:
+        return None
+    num_prompt, num_output = lengths[0]
+    return _Probe(len(lengths), num_prompt + 3 * num_output // 4)
+
+
+class _WatchedRunner:
+    """Tells how long the host waits for the device, and what a step takes without waiting.
+
+    Attributes:
+        waited_s: for the device, until it is set to zero.
+        device_s: of the step of the probe; None if there was none.
+        probed_s: how long finding that out took.
+    """
+
+    def __init__(self, runner: JaxModelRunner, probe: _Probe | None) -> None:
         self._runner = runner
+        self._probe = probe
         self.waited_s = 0.0
+        self.device_s: float | None = None
+        self.probed_s = 0.0
 
     @property
     def compiles_after_ready(self) -> int:
         return self._runner.compiles_after_ready
 
     def execute(self, output: SchedulerOutput) -> StepHandle:
+        if self._is_probe(output):
+            start_s = time.perf_counter()
+            self.device_s = self._runner.seconds_on_device(output, repeats=PROBE_REPEATS)
+            self.probed_s = time.perf_counter() - start_s
         return _WatchedStep(self, self._runner.execute(output))
 
     def reset(self) -> None:
         self._runner.reset()
+
+    def _is_probe(self, output: SchedulerOutput) -> bool:
+        probe = self._probe
+        return (
+            probe is not None
+            and self.device_s is None
+            and len(output.scheduled) == output.num_tokens == probe.num_seqs
+            and output.scheduled[0].first_position >= probe.position
+        )
 
 
 class _WatchedStep:
@@ -213,6 +289,9 @@ class _WatchedStep:
     @property
     def num_slots(self) -> int:
         return self._step.num_slots
+
+    def is_done(self) -> bool:
+        return self._step.is_done()
 
     def result(self) -> Sequence[int]:
         start_s = time.perf_counter()

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_pallas import mosaic_gpu, triton
+from kernels_pallas.gpu_choice import HEAD_DIMS
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
@@ -26,9 +28,12 @@ from kernels_pallas.work_plan import (
     plan_prefill_tiles,
 )
 
-__all__ = ["Ceilings", "KernelSizes", "measure_ceilings", "rank_kernels"]
+__all__ = ["Ceilings", "KernelSizes", "measure_ceilings", "measure_kernels"]
 
 BLOCK_SIZE = 16
+
+# Threads that compile ahead of what is measured.
+COMPILERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class KernelSizes:
     """What to measure.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim: of the layer.
+        num_heads, num_kv_heads: of the layer.
+        head_dims: of the layer; the first at all sizes, the others at the last decodes and prompt.
         decodes: (sequences, context) of decode steps.
         prompts: tokens of prompts that are computed whole.
         copied_bytes: of the copy; far more than the caches of the GPU.
@@ -54,7 +60,7 @@ class KernelSizes:
 
     num_heads: int = 32
     num_kv_heads: int = 8
-    head_dim: int = 128
+    head_dims: tuple[int, ...] = (128, 64, 256)
     decodes: tuple[tuple[int, int], ...] = ((1, 8192), (8, 1024), (64, 1024), (256, 1024))
     prompts: tuple[int, ...] = (2048,)
     copied_bytes: int = 4 << 30
@@ -72,43 +78,88 @@ def measure_ceilings(sizes: KernelSizes) -> Ceilings:
     return Ceilings(2 * data.nbytes / copy_s, 2 * size**3 / product_s)
 
 
-def rank_kernels(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    """One entry of the tuning table on one batch: sequences of `queries` tokens, all alike."""
+
+    kernel: AttentionKernel
+    dtype: KVCacheDtype
+    phase: Phase
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_seqs: int
+    queries: int
+    context: int
+    config: Any
+
+
+def measure_kernels(
     kernel: AttentionKernel, dtype: KVCacheDtype, sizes: KernelSizes, ceilings: Ceilings
 ) -> Iterator[dict[str, Any]]:
-    """Measure every entry of the tuning table for one kernel; a row for each, as it is done."""
+    """Measure the entries of the tuning table for one kernel; a row for each, as it is done.
+
+    All of them with a bfloat16 cache; with another one those in use, at the first head_dim.
+    """
+    cases = list(_cases(kernel, dtype, sizes))
+    pool = ThreadPoolExecutor(max_workers=COMPILERS)
+    try:
+        jobs = [(case, pool.submit(_compile, case)) for case in cases]
+        for case, job in jobs:
+            row = {
+                "kernel": kernel,
+                "kv_cache_dtype": dtype,
+                "phase": case.phase,
+                "head_dim": case.head_dim,
+                "sequences": case.num_seqs,
+                "context": case.context,
+                "config": repr(case.config),
+            }
+            try:
+                seconds, num_bytes, flop = _measure(case, job.result(), sizes.repeats)
+            except Exception as error:  # a configuration that fails must not end the others
+                yield {**row, "error": str(error)[:300]}
+                continue
+            yield {
+                **row,
+                "microseconds": seconds * 1e6,
+                "gigabytes_per_s": num_bytes / seconds / 1e9,
+                "share_of_copy": num_bytes / seconds / ceilings.bytes_per_s,
+                "teraflop_per_s": flop / seconds / 1e12,
+                "share_of_product": flop / seconds / ceilings.flop_per_s,
+            }
+    finally:
+        # Whoever has seen enough waits for those at hand only.
+        pool.shutdown(cancel_futures=True)
+
+
+def _cases(kernel: AttentionKernel, dtype: KVCacheDtype, sizes: KernelSizes) -> Iterator[_Case]:
+    is_ranked = dtype == "bfloat16"
     phases: tuple[Phase, ...] = ("decode", "prefill")
-    for phase in phases:
-        spans = (
-            [(num_seqs, 1, context) for num_seqs, context in sizes.decodes]
-            if phase == "decode"
-            else [(1, tokens, tokens) for tokens in sizes.prompts]
-        )
-        for num_seqs, queries, context in spans:
-            for config in _candidates(kernel, phase, sizes.head_dim):
-                row = {
-                    "kernel": kernel,
-                    "kv_cache_dtype": dtype,
-                    "phase": phase,
-                    "sequences": num_seqs,
-                    "context": context,
-                    "config": asdict(config),
-                }
-                try:
-                    measured = _measure(
-                        kernel, dtype, phase, config, sizes, num_seqs, queries, context
+    for index, head_dim in enumerate(sizes.head_dims if is_ranked else sizes.head_dims[:1]):
+        if head_dim > HEAD_DIMS[kernel]:
+            continue
+        for phase in phases:
+            spans = (
+                [(num_seqs, 1, context) for num_seqs, context in sizes.decodes]
+                if phase == "decode"
+                else [(1, tokens, tokens) for tokens in sizes.prompts]
+            )
+            configs = _candidates(kernel, phase, head_dim)
+            for num_seqs, queries, context in spans if index == 0 else spans[-1:]:
+                for config in configs if is_ranked else configs[:1]:
+                    yield _Case(
+                        kernel=kernel,
+                        dtype=dtype,
+                        phase=phase,
+                        num_heads=sizes.num_heads,
+                        num_kv_heads=sizes.num_kv_heads,
+                        head_dim=head_dim,
+                        num_seqs=num_seqs,
+                        queries=queries,
+                        context=context,
+                        config=config,
                     )
-                except Exception as error:  # a configuration that fails must not end the others
-                    yield {**row, "error": str(error)[:300]}
-                    continue
-                seconds, num_bytes, flop = measured
-                yield {
-                    **row,
-                    "microseconds": seconds * 1e6,
-                    "gigabytes_per_s": num_bytes / seconds / 1e9,
-                    "share_of_copy": num_bytes / seconds / ceilings.bytes_per_s,
-                    "teraflop_per_s": flop / seconds / 1e12,
-                    "share_of_product": flop / seconds / ceilings.flop_per_s,
-                }
 
 
 def _candidates(kernel: AttentionKernel, phase: Phase, head_dim: int) -> Any:
@@ -117,47 +168,51 @@ def _candidates(kernel: AttentionKernel, phase: Phase, head_dim: int) -> Any:
     return mosaic_candidates(phase, head_dim)
 
 
-def _measure(
-    kernel: AttentionKernel,
-    dtype: KVCacheDtype,
-    phase: Phase,
-    config: Any,
-    sizes: KernelSizes,
-    num_seqs: int,
-    queries: int,
-    context: int,
-) -> tuple[float, float, float]:
-    """Return seconds of one launch, bytes of K and V that it reads, and operations."""
-    module: Any = triton if kernel == "triton" else mosaic_gpu
-    batch, num_blocks = _batch(num_seqs, queries, context)
+def _compile(case: _Case) -> Callable[..., Any]:
+    module: Any = triton if case.kernel == "triton" else mosaic_gpu
+    decode = _candidates(case.kernel, "decode", case.head_dim)[0]
+    attend = partial(
+        module.attend,
+        first_block=jnp.int32(0),
+        num_kv_heads=case.num_kv_heads,
+        scale=case.head_dim**-0.5,
+        decode=case.config if case.phase == "decode" else decode,
+        prefill=case.config if case.phase == "prefill" else None,
+    )
+    compiled: Callable[..., Any] = (
+        jax.jit(attend).lower(*jax.eval_shape(partial(_arguments, case))).compile()
+    )
+    return compiled
+
+
+def _measure(case: _Case, attend: Callable[..., Any], repeats: int) -> tuple[float, float, float]:
+    """Return seconds of a launch, bytes of K and V that it must read, and its operations."""
+    q, cache, batch = _arguments(case)
+    seconds = _seconds(attend, (q, cache, batch), repeats)
+    num_blocks = case.num_seqs * math.ceil(case.context / BLOCK_SIZE)
+    cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    pairs = case.context if case.phase == "decode" else case.context * (case.context + 1) / 2
+    return (
+        seconds,
+        cache_bytes * num_blocks / (num_blocks + 1),  # without the reserved one
+        4 * case.num_seqs * pairs * case.num_heads * case.head_dim,
+    )
+
+
+def _arguments(case: _Case) -> tuple[Any, Any, AttentionBatch]:
+    """Return queries, cache and batch."""
+    batch, num_blocks = _batch(case.num_seqs, case.queries, case.context)
     cache = new_kv_cache(
         num_layers=1,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        dtype=dtype,
-        kernel=kernel,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        dtype=case.dtype,
+        kernel=case.kernel,
     )
-    decode = _candidates(kernel, "decode", sizes.head_dim)[0]
-    attend = partial(
-        module.attend,
-        first_block=jnp.int32(0),
-        num_kv_heads=sizes.num_kv_heads,
-        scale=sizes.head_dim**-0.5,
-        decode=config if phase == "decode" else decode,
-        prefill=config if phase == "prefill" else None,
-    )
-    num_tokens = num_seqs * queries
-    q = jnp.ones((num_tokens, sizes.num_heads, sizes.head_dim), jnp.bfloat16)
-    seconds = _seconds(jax.jit(attend), (q, cache, batch), sizes.repeats)
-    read = sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) / num_blocks
-    pairs = num_seqs * (context if phase == "decode" else context * (context + 1) / 2)
-    return (
-        seconds,
-        read * num_seqs * math.ceil(context / BLOCK_SIZE),
-        4 * pairs * sizes.num_heads * sizes.head_dim,
-    )
+    num_tokens = case.num_seqs * case.queries
+    return jnp.ones((num_tokens, case.num_heads, case.head_dim), jnp.bfloat16), cache, batch
 
 
 def _batch(num_seqs: int, queries: int, context: int) -> tuple[AttentionBatch, int]:
@@ -190,8 +245,6 @@ def _batch(num_seqs: int, queries: int, context: int) -> tuple[AttentionBatch, i
 
 def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> float:
     """Return the time of one call of many that are launched together."""
-    jax.block_until_ready(function(*arguments))
-    # The second call of a first kernel traces once more.
     result = jax.block_until_ready(function(*arguments))
     start_s = time.perf_counter()
     for _ in range(repeats):

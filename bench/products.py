@@ -25,7 +25,7 @@ from jaxengine.models.layers import project
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
 from kernels_pallas.choice import choose_kernel, kernels_dir
-from kernels_pallas.projection import pack
+from kernels_pallas.projection import pack, packed_shape
 
 __all__ = ["products"]
 
@@ -71,13 +71,23 @@ def measure(calls: dict[str, Callable[[], object]], count: int, repeats: int) ->
     }
 
 
-def _call(weights: list[jax.Array], x: jax.Array) -> Callable[[], object]:
-    """Compile products with all weights; return a call that waits for their end."""
+def _call(weights: list[jax.Array] | jax.Array, x: jax.Array) -> Callable[[], object]:
+    """Compile products with all weights; return a call that waits for their end.
+
+    Args:
+        weights: as XLA takes them, or packed into one array.
+        x: the other operand.
+    """
 
     @jax.jit
-    def multiply(x: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
+    def multiply(x: jax.Array, weights: list[jax.Array] | jax.Array) -> list[jax.Array]:
+        layers = (
+            [(w, 0) for w in weights]
+            if isinstance(weights, list)
+            else [(weights, layer) for layer in range(weights.shape[0])]
+        )
         # The whole product is computed, but not handed out: that would take fresh memory.
-        return [jax.lax.optimization_barrier(project(x, w))[0, :1] for w in weights]
+        return [jax.lax.optimization_barrier(project(x, *w))[0, :1] for w in layers]
 
     def call() -> object:
         return jax.block_until_ready(multiply(x, weights))
@@ -103,11 +113,14 @@ def products(repeats: int, max_tokens: int, output_json: Path | None) -> None:
         shape = (num_outputs, num_inputs)
         plain = [rng.standard_normal(shape, np.float32) for _ in range(in_step)]
         plain = [w.astype(jnp.bfloat16) for w in plain]
-        packed = [jnp.asarray(pack(w)) for w in plain]
+        packed = np.empty(packed_shape(*shape, num_layers=in_step), jnp.bfloat16)
+        for place, w in zip(packed, plain, strict=True):
+            pack(w, place)
+        layers = jnp.asarray(packed)
         unpacked = [jnp.asarray(w) for w in plain]
         for num_tokens in (tokens for tokens in TOKENS if tokens <= max_tokens):
             x = jnp.asarray(rng.standard_normal((num_tokens, num_inputs)), jnp.bfloat16)
-            calls = {"packed": _call(packed, x), "xla": _call(unpacked, x)}
+            calls = {"packed": _call(layers, x), "xla": _call(unpacked, x)}
             timings = measure(calls, in_step, repeats)
             sizes = {"outputs": num_outputs, "inputs": num_inputs, "tokens": num_tokens}
             results.append(

@@ -5,6 +5,7 @@ refill all the time. Output is only known when it is there, so it may overdraw t
 request then waits until they are paid back.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,6 +131,18 @@ class Account:
                 code="tokens_per_minute",
             )
 
+    def rate_headers(self) -> dict[str, str]:
+        """Return headers that tell what is left of both rates, as OpenAI's clients know them."""
+        headers: dict[str, str] = {}
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket.per_minute is not None:
+                headers |= {
+                    f"x-ratelimit-limit-{name}": str(bucket.per_minute),
+                    f"x-ratelimit-remaining-{name}": str(max(0, math.floor(bucket.level))),
+                    f"x-ratelimit-reset-{name}": _duration(bucket.wait_s(bucket.per_minute)),
+                }
+        return headers
+
     def begin(self, num_requests: int, *, prompt_tokens: int) -> None:
         """Count requests that begin, whose prompts have so many tokens together.
 
@@ -177,31 +190,44 @@ class _Bucket:
     """A minute's worth that refills evenly; None never runs out."""
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._clock = clock
         self._level = float(per_minute or 0)
         self._at_s = clock()
 
+    @property
+    def level(self) -> float:
+        """What can be taken now; negative after an overdraft."""
+        self._refill()
+        return self._level
+
     def wait_s(self, amount: int) -> float:
         """Return when so much can be taken: 0 for now. What never fits waits until it is full."""
-        if self._per_minute is None:
+        if self.per_minute is None:
             return 0.0
-        self._refill()
-        missing = min(amount, self._per_minute) - self._level
-        return max(0.0, missing * SECONDS_PER_MINUTE / self._per_minute)
+        missing = min(amount, self.per_minute) - self.level
+        return max(0.0, missing * SECONDS_PER_MINUTE / self.per_minute)
 
     def take(self, amount: int) -> None:
         """Take so much, even more than there is."""
-        if self._per_minute is not None:
+        if self.per_minute is not None:
             self._refill()
             self._level -= amount
 
     def _refill(self) -> None:
-        per_minute = self._per_minute or 0
+        per_minute = self.per_minute or 0
         now_s = self._clock()
         self._level += (now_s - self._at_s) * per_minute / SECONDS_PER_MINUTE
         self._level = min(self._level, float(per_minute))
         self._at_s = now_s
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as OpenAI's headers spell it: 250ms, 12s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, seconds = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
 def _refuse_what_never_fits(num_requests: int, most: int | None, when: str) -> None:

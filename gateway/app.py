@@ -7,7 +7,7 @@ from aiohttp import web
 from gateway import authentication, openapi, operations, pages, steps, stream_events, usage
 from gateway.account_metrics import AccountCollector
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR, KEY_RING, METRICS, VERSION
-from gateway.authentication import authenticate
+from gateway.authentication import add_rate_headers, authenticate
 from gateway.config import GatewayConfig
 from gateway.connection_guard import tell_guard
 from gateway.connections import DRAINING, STREAM_CONNECTIONS, close_all
@@ -77,6 +77,7 @@ def build_app(
     app.router.add_get("/v1/stream", stream_handler)
     stream_events.add_routes(app)
     app.on_response_prepare.append(add_common_headers)
+    app.on_response_prepare.append(add_rate_headers)
     app.on_response_prepare.append(add_cors_headers)
     app.on_shutdown.append(close_all)
     app.on_shutdown.append(_close_resume_store)

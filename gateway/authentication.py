@@ -8,7 +8,7 @@ from gateway.callers import CALLER, Caller, caller_of
 from gateway.errors import Forbidden, InvalidRequest
 from gateway.key_ring import TICKET_LIFETIME_S, KeyRing
 
-__all__ = ["add_routes", "authenticate"]
+__all__ = ["add_rate_headers", "add_routes", "authenticate"]
 
 # What needs no key: probes, and pages, which hold nothing of anybody. All else does, also what is
 # not there, so that strangers cannot find out what is.
@@ -39,6 +39,12 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
         raise Forbidden("this needs an admin's API key", code="admin_key_required")
     request[CALLER] = caller
     return await handler(request)
+
+
+async def add_rate_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: tell a key with rates what is left of them."""
+    if (caller := request.get(CALLER)) is not None:
+        response.headers.update(caller.account.rate_headers())
 
 
 def _caller(request: web.Request, route: str | None, keys: KeyRing) -> Caller:

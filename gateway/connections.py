@@ -2,22 +2,24 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, METRICS
-from gateway.errors import Unavailable
+from gateway.errors import InvalidRequest, Unavailable
 
 __all__ = [
     "DRAINING",
     "RETRY_AFTER_S",
     "STREAM_CONNECTIONS",
     "MessageRate",
+    "accept_websocket",
     "begin_drain",
     "check_room",
     "close_all",
+    "close_politely",
     "serve_connection",
 ]
 
@@ -90,6 +92,32 @@ def check_room(app: web.Application) -> None:
         )
 
 
+async def accept_websocket(
+    request: web.Request, *, max_message_bytes: int, protocols: Sequence[str] = ()
+) -> web.WebSocketResponse:
+    """Answer the handshake of a websocket whose one writer also answers pings and closes it.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    config = request.app[CONFIG]
+    ws = web.WebSocketResponse(
+        protocols=protocols,
+        heartbeat=config.ws_heartbeat_s,
+        timeout=config.ws_close_timeout_s,
+        max_msg_size=max_message_bytes,
+        compress=False,
+        autoping=False,
+        autoclose=False,  # what runs ends first
+        decode_text=False,
+    )
+    try:
+        await ws.prepare(request)
+    except ValueError:  # from a key that is not even ASCII
+        raise InvalidRequest("this is no handshake of a websocket", code="bad_http") from None
+    return ws
+
+
 async def serve_connection(app: web.Application, connection: Connection) -> None:
     """Run a connection, counted while it is open."""
     connections = app[STREAM_CONNECTIONS]
@@ -108,6 +136,31 @@ def begin_drain(app: web.Application) -> None:
     app[DRAINING].set()
     for connection in app[STREAM_CONNECTIONS]:
         connection.drain(SHUTDOWN_REASON)
+
+
+async def close_politely(
+    ws: web.WebSocketResponse,
+    reader: asyncio.Task[None],
+    *,
+    code: int,
+    reason: str,
+    drain: bool = True,
+) -> None:
+    """Send a close frame, and wait for the client's.
+
+    The reader ends first. With somebody receiving, aiohttp drops the connection right behind the
+    frame, and a client that has not read that yet, or answers it, finds the connection broken.
+
+    Args:
+        ws: the websocket; its own timeout bounds the wait.
+        reader: the task that receives.
+        code: of the close frame.
+        reason: for people.
+        drain: whether to wait until the client takes what was sent before.
+    """
+    reader.cancel()
+    await asyncio.wait([reader])
+    await ws.close(code=code, message=reason.encode(), drain=drain)
 
 
 async def close_all(app: web.Application, reason: str = SHUTDOWN_REASON) -> None:

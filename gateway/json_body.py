@@ -23,6 +23,8 @@ __all__ = ["convert", "decode_object", "read_object"]
 # Decoding holds the event loop; a body of commas alone would hold it for half a second.
 MAX_COMMAS = 500_000
 
+CONTENT_ENCODINGS = frozenset({"identity", "gzip", "deflate"})
+
 _AT_PATH = re.compile(r"^(?P<problem>.*?) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
@@ -40,6 +42,9 @@ async def read_object(request: web.Request) -> dict[str, object]:
     charset = (request.charset or "utf-8").lower()
     if request.content_type != "application/json" or charset != "utf-8":
         raise UnsupportedMediaType("Content-Type must be application/json in UTF-8")
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in CONTENT_ENCODINGS:  # aiohttp would take the bytes as they are
+        raise UnsupportedMediaType("Content-Encoding must be gzip, deflate or identity")
     if request.content_length is not None and request.content_length > config.max_body_bytes:
         raise PayloadTooLarge(f"the body may have at most {config.max_body_bytes} bytes")
     try:

@@ -161,7 +161,9 @@ async def add_cors_headers(request: web.Request, response: web.StreamResponse) -
     """Signal handler: let the page of an allowed origin read the answer."""
     if (origin := request.get(_ORIGIN)) is not None:
         response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+        rates = [name for name in response.headers if name.startswith("x-ratelimit-")]
+        exposed = ", ".join(["X-Request-Id", "Retry-After", *rates])
+        response.headers["Access-Control-Expose-Headers"] = exposed
         response.headers["Vary"] = "Origin"
 
 

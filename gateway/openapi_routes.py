@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from gateway.openai.models import ModelEntry, ModelList
 from gateway.openai.protocol import ChatBody, CompletionBody
+from gateway.openai.responses.input_items import InputItemList
 from gateway.openai.responses.protocol import (
     DeletedResponse,
     ResponseEvent,
@@ -211,6 +212,27 @@ OPERATIONS = (
         summary="End a response in the background.",
         parameters=(RESPONSE_ID,),
         answers=_json(ResponseObject),
+        errors=(400, 404),
+    ),
+    Operation(
+        method="get",
+        path="/v1/responses/{response_id}/input_items",
+        summary="List what a response was asked.",
+        parameters=(
+            RESPONSE_ID,
+            Parameter(
+                name="limit",
+                type=Annotated[int, Meta(ge=1, le=100)],
+                description="The most items to answer, by default 20.",
+            ),
+            Parameter(
+                name="order",
+                type=Literal["asc", "desc"],
+                description="The last item comes first by default.",
+            ),
+            Parameter(name="after", description="The id of the last item that the caller has."),
+        ),
+        answers=_json(InputItemList),
         errors=(400, 404),
     ),
     Operation(

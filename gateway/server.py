@@ -8,13 +8,20 @@ from typing import Self
 from weakref import ReferenceType, WeakSet, ref
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from gateway.app import build_app
 from gateway.config import GatewayConfig
 from gateway.connection_guard import ConnectionGuard, plain_response
 from gateway.connections import RETRY_AFTER_S, begin_drain
-from gateway.errors import GatewayError, InternalError, InvalidRequest, Unavailable, sanitize
+from gateway.errors import (
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+    UnsupportedMediaType,
+    sanitize,
+)
 from gateway.generation import TextGenerator
 from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
@@ -59,6 +66,8 @@ class Server:
             shutdown_timeout=HANDLER_TIMEOUT_S,
         )
         self._http_logger = _http_logger()
+        # It would log subprotocols that are not ours, word for word; some clients put keys there.
+        logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
         self._listener: asyncio.Server | None = None
         # Those that asyncio has accepted. It drops who fails at the TLS handshake without a word,
         # at once or as garbage: so they are held weakly, and unmade ones not for long.
@@ -170,7 +179,9 @@ class _HttpConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, "")  # logs, or raises if it is too late
         error: GatewayError = InternalError()
-        if status < 500:
+        if isinstance(exc, ContentEncodingError):  # one that would need another package
+            error = UnsupportedMediaType("the body's Content-Encoding is not known here")
+        elif status < 500:
             error = InvalidRequest(
                 "this is not valid HTTP, or its head is larger than allowed", code="bad_http"
             )

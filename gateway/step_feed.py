@@ -16,7 +16,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from gateway.accounts import Account
 from gateway.config import GatewayConfig
-from gateway.connections import RETRY_AFTER_S, MessageRate
+from gateway.connections import RETRY_AFTER_S, MessageRate, close_politely
 from gateway.step_messages import clock_body, engine_status, stats_body, step_bodies
 from jaxengine.step_log import StepRecord
 from jaxengine.token_engine import TokenEngine
@@ -29,7 +29,7 @@ BATCH_INTERVAL_S = 0.1  # between two batches of steps
 STATS_INTERVAL_S = 1.0
 MAX_STEPS = 256  # in one batch
 MAX_SHARES = 8192  # in one batch of more than one step
-REVOKED = b"this API key was revoked"
+REVOKED = "this API key was revoked"
 
 
 class StepFeed:
@@ -71,10 +71,11 @@ class StepFeed:
         """Serve until the connection ends; nothing of it is left running afterwards."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write())
+                reader = tasks.create_task(self._read())
+                writer = tasks.create_task(self._write(reader))
                 timers = [tasks.create_task(t()) for t in (self._watch_stats, self._watch_steps)]
                 try:
-                    await self._read()
+                    await asyncio.wait([reader])
                 finally:
                     for timer in timers:
                         timer.cancel()
@@ -130,7 +131,7 @@ class StepFeed:
             self._wakeup.set()
             await asyncio.sleep(BATCH_INTERVAL_S)  # steps that come meanwhile share the next batch
 
-    async def _write(self) -> None:
+    async def _write(self, reader: asyncio.Task[None]) -> None:
         """Send what is due, until the connection closes or accepts no more bytes."""
         try:
             await self._send(
@@ -143,7 +144,7 @@ class StepFeed:
                     **clock_body(),
                 }
             )
-            while not await self._send_what_is_due():
+            while not await self._send_what_is_due(reader):
                 await self._wakeup.wait()
                 self._wakeup.clear()
         except TimeoutError:
@@ -155,12 +156,14 @@ class StepFeed:
             logger.exception("a feed of steps failed")
             self.cut()
 
-    async def _send_what_is_due(self) -> bool:
+    async def _send_what_is_due(self, reader: asyncio.Task[None]) -> bool:
         """Return whether it was the last."""
         if self._account.is_closed:
             self._closing = True
             async with asyncio.timeout(self._config.send_timeout_s):
-                await self._ws.close(code=WSCloseCode.POLICY_VIOLATION, message=REVOKED)
+                await close_politely(
+                    self._ws, reader, code=WSCloseCode.POLICY_VIOLATION, reason=REVOKED
+                )
             return True
         if self._ping is not None:
             payload, self._ping = self._ping, None
@@ -170,7 +173,9 @@ class StepFeed:
             reason = self._goodbye
             await self._send({"type": "goaway", "reason": reason, "retry_after_s": RETRY_AFTER_S})
             async with asyncio.timeout(self._config.send_timeout_s):
-                await self._ws.close(code=WSCloseCode.SERVICE_RESTART, message=reason.encode())
+                await close_politely(
+                    self._ws, reader, code=WSCloseCode.SERVICE_RESTART, reason=reason
+                )
             return True
         if self._stats_are_due:
             self._stats_are_due = False

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gateway.app_keys import CONFIG, ENGINE
 from gateway.callers import caller_of
-from gateway.connections import check_room, serve_connection
+from gateway.connections import accept_websocket, check_room, serve_connection
 from gateway.errors import InvalidRequest
 from gateway.step_feed import StepFeed
 from gateway.step_messages import clock_body, step_bodies
@@ -29,7 +29,7 @@ def add_routes(app: web.Application) -> None:
     """Serve /v1/steps, /v1/steps/stream and /v1/steps/trace."""
     app.router.add_get("/v1/steps", steps)
     app.router.add_get("/v1/steps/stream", step_stream)
-    app.router.add_get("/v1/steps/trace", step_trace)
+    app.router.add_get("/v1/steps/trace", step_trace, allow_head=False)
 
 
 async def steps(request: web.Request) -> web.Response:
@@ -73,16 +73,7 @@ async def step_stream(request: web.Request) -> web.StreamResponse:
     after = _integer(request, "after", -1, MAX_INDEX)
     with_shares = _flag(request, "shares")
     check_room(request.app)
-    ws = web.WebSocketResponse(
-        heartbeat=config.ws_heartbeat_s,
-        timeout=config.ws_close_timeout_s,
-        max_msg_size=MAX_CLIENT_MESSAGE_BYTES,
-        compress=False,
-        autoping=False,  # the writer answers pings
-        autoclose=False,
-        decode_text=False,
-    )
-    await ws.prepare(request)
+    ws = await accept_websocket(request, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
     feed = StepFeed(
         ws,
         request.transport,

@@ -21,7 +21,9 @@ from gateway.connections import (
     DRAINING,
     RETRY_AFTER_S,
     MessageRate,
+    accept_websocket,
     check_room,
+    close_politely,
     serve_connection,
 )
 from gateway.errors import GatewayError, InvalidRequest, NotFound, Overloaded, Unavailable
@@ -97,9 +99,10 @@ class StreamConnection:
         """Serve until the connection ends; nothing of it is left running afterwards."""
         try:
             async with self._tasks:
-                writer = self._tasks.create_task(self._write())
+                reader = self._tasks.create_task(self._read())
+                writer = self._tasks.create_task(self._write(reader))
                 try:
-                    await self._read()
+                    await asyncio.wait([reader])
                 finally:
                     self._abandon_streams()
                     if not self._closing:
@@ -291,16 +294,18 @@ class StreamConnection:
 
     # ---- writing -------------------------------------------------------------------------------
 
-    async def _write(self) -> None:
+    async def _write(self, reader: asyncio.Task[None]) -> None:
         """Send what the outbox gives, until the connection closes or accepts no more bytes."""
         try:
-            while not await self._send_next():
+            while not await self._send_next(reader):
                 pass
         except TimeoutError:
             logger.info("closing a websocket whose client does not read")
             self._closing = True
             self._abandon_streams()
-            await self._close_and_cut(WSCloseCode.TRY_AGAIN_LATER, b"the client reads too slowly")
+            await self._close_and_cut(
+                reader, WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly"
+            )
         except (OSError, aiohttp.ClientError):
             # The client is gone; the reader learns it as well.
             self._abandon_streams()
@@ -308,13 +313,13 @@ class StreamConnection:
             logger.exception("the writer of a websocket failed")
             self._closing = True
             self._abandon_streams()
-            await self._close_and_cut(WSCloseCode.INTERNAL_ERROR, b"internal error")
+            await self._close_and_cut(reader, WSCloseCode.INTERNAL_ERROR, "internal error")
         finally:
             self._outbox.close(
                 WSCloseCode.GOING_AWAY, ""
             )  # lets a reader that waits for room go on
 
-    async def _send_next(self) -> bool:
+    async def _send_next(self, reader: asyncio.Task[None]) -> bool:
         """Send one message; return whether it was the last."""
         item = await self._outbox.take()
         async with asyncio.timeout(self._config.send_timeout_s):
@@ -322,18 +327,17 @@ class StreamConnection:
                 case PongFrame():
                     await self._ws.pong(item.payload)
                 case Close():
-                    await self._ws.close(code=item.code, message=item.reason.encode())
+                    await close_politely(self._ws, reader, code=item.code, reason=item.reason)
                     return True
                 case _:
                     await self._ws.send_frame(self._codec.encode(item), self._codec.frame_type)
         return False
 
-    async def _close_and_cut(self, code: int, reason: bytes) -> None:
+    async def _close_and_cut(self, reader: asyncio.Task[None], code: int, reason: str) -> None:
         """Leave a close frame for a client that may yet read it; then drop the connection."""
         with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(self._config.ws_close_timeout_s):
-                await self._ws.close(code=code, message=reason, drain=False)
-                await asyncio.sleep(self._config.ws_close_timeout_s)
+                await close_politely(self._ws, reader, code=code, reason=reason, drain=False)
         self.cut()
 
     def _close(self, code: int, reason: str) -> None:
@@ -370,17 +374,9 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     is_awaited = request.app[DRAINING].is_set() and store.num_streams > 0
     if not request.app[ENGINE].is_ready and not is_awaited:
         raise Unavailable("the engine is not ready", retry_after_s=RETRY_AFTER_S)
-    ws = web.WebSocketResponse(
-        protocols=(codec.subprotocol,),
-        heartbeat=config.ws_heartbeat_s,
-        timeout=config.ws_close_timeout_s,
-        max_msg_size=config.max_body_bytes,
-        compress=False,
-        autoping=False,  # the writer answers pings
-        autoclose=False,  # the streams end first
-        decode_text=False,
+    ws = await accept_websocket(
+        request, max_message_bytes=config.max_body_bytes, protocols=(codec.subprotocol,)
     )
-    await ws.prepare(request)
     connection = StreamConnection(
         ws,
         request.transport,

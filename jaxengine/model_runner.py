@@ -1,5 +1,6 @@
 """The device side of a step: compiled programs, device state, and one transfer each way."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,9 @@ from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
 __all__ = ["JaxModelRunner", "StepResults", "make_step"]
+
+# Times of an earlier start are taken if one of them is off by no more than this factor.
+MOST_PACE_CHANGE = 1.5
 
 
 class StepResults(NamedTuple):
@@ -171,7 +175,7 @@ class JaxModelRunner:
 
     @property
     def bucket_times_s(self) -> dict[Bucket, float]:
-        """How long a step without sequences takes in each bucket; measured by `warm_up`."""
+        """How long a step without sequences takes in each bucket; known after `warm_up`."""
         return self._bucket_times_s
 
     @property
@@ -179,7 +183,7 @@ class JaxModelRunner:
         return self._guard.num_compiles
 
     def warm_up(self, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile every bucket and run each, so that nothing is left to be done later.
+        """Have a program for every bucket, and know its time, so that nothing is left for later.
 
         Args:
             progress: called with (programs ready, programs in all).
@@ -196,7 +200,9 @@ class JaxModelRunner:
         finally:
             # Whoever interrupts us waits for the program at hand, not for all of them.
             pool.shutdown(cancel_futures=True)
-        self._bucket_times_s = {layout.bucket: self._time(layout) for layout in layouts}
+        self._bucket_times_s = dict(
+            zip(self.buckets, self._recall_times() or self._measure_times(), strict=True)
+        )
         self._guard.arm()
 
     def follow(self) -> None:
@@ -236,17 +242,57 @@ class JaxModelRunner:
 
     def execute(self, output: SchedulerOutput) -> "_JaxStep":
         """Launch a step without waiting for it."""
+        step, rules = self._pack(output)
+        return _JaxStep(self._launch(step.layout, step.packed, rules), step, output.scheduled)
+
+    def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
+        """Run a step over and over; return what it takes where no host is waited for.
+
+        For measurements only: it leaves other tokens behind than one run would.
+        """
+        step, rules = self._pack(output)
+        # So that nothing is in flight.
+        np.asarray(self._launch(step.layout, step.packed, rules).sampled)
+        start_s = time.perf_counter()
+        for _ in range(repeats):
+            results = self._launch(step.layout, step.packed, rules)
+        np.asarray(results.sampled)
+        return (time.perf_counter() - start_s) / repeats
+
+    def _pack(self, output: SchedulerOutput) -> tuple[PackedStep, RuleArrays]:
         step = self._builder.build(output)
         rules = self._no_rules[step.layout.bucket.num_seqs]
         if step.rules:
             rules = self._rule_layout(step.layout.bucket.num_seqs).pack(step.rules, rules)
-        return _JaxStep(self._launch(step.layout, step.packed, rules), step, output.scheduled)
+        return step, rules
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
         if self._group is not None:
             self._group.tell(StepOrder(None, {}))
         self._state = self._new_state()
+
+    def _measure_times(self) -> list[float]:
+        """Return how long every bucket takes, and keep that for the next start."""
+        times_s = [self._time(layout) for layout in self._builder.layouts]
+        if self._store is not None:
+            self._store.save_bytes(self._times_fact, json.dumps(times_s).encode())
+        return times_s
+
+    def _recall_times(self) -> list[float] | None:
+        """Return the times of an earlier start at today's pace; None if there are none that fit."""
+        kept = None if self._store is None else self._store.load_bytes(self._times_fact)
+        if kept is None:
+            return None
+        times_s: list[float] = json.loads(kept)
+        pace = self._time(self._builder.layouts[0]) / times_s[0]
+        if not 1 / MOST_PACE_CHANGE <= pace <= MOST_PACE_CHANGE:
+            return None
+        return [time_s * pace for time_s in times_s]
+
+    @property
+    def _times_fact(self) -> str:
+        return f"times of {self._builder.layouts!r}"
 
     def _time(self, layout: BatchLayout) -> float:
         """Run a step without sequences; return the seconds that it took."""
@@ -293,6 +339,9 @@ class _JaxStep:
             results.logprobs.copy_to_host_async()
         if step.prompt_logprobs:
             results.prompt_logprobs.copy_to_host_async()
+
+    def is_done(self) -> bool:
+        return bool(self._results.sampled.is_ready())
 
     def result(self) -> Sequence[int]:
         token_ids: list[int] = np.asarray(self._results.sampled).tolist()

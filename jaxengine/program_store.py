@@ -71,39 +71,55 @@ class ProgramStore:
         Args:
             fact: what sets this program apart from the others.
         """
-        path = self._path(fact)
-        try:
-            content = path.read_bytes()
-        except OSError:
+        pickled = self.load_bytes(fact)
+        if pickled is None:
             return None
-        digest, pickled = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         try:
-            if hashlib.sha256(pickled).digest() != digest:
-                raise ValueError("it is damaged")
             executable, in_tree, out_tree = pickle.loads(pickled)
             program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
                 executable, in_tree, out_tree, execution_devices=self._devices
             )
         except Exception as error:  # JAX and pickle raise whatever they like
-            logger.warning("compiling anew: %s cannot be loaded: %s", path, error)
+            logger.warning("compiling anew: %s cannot be loaded: %s", self._path(fact), error)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
         return program
 
     def save(self, fact: str, program: jax.stages.Compiled) -> None:
         """Keep a program; where that is impossible, the next start compiles again."""
-        path = self._path(fact)
         try:
             pickled = pickle.dumps(serialize_executable.serialize(program))
+        except Exception as error:  # not every backend can serialize
+            logger.warning("programs cannot be kept for the next start: %s", error)
+            return
+        self.save_bytes(fact, pickled)
+
+    def load_bytes(self, fact: str) -> bytes | None:
+        """Return something else that was kept under a fact of its own; None if it is not there."""
+        path = self._path(fact)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, kept = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if hashlib.sha256(kept).digest() != digest:
+            logger.warning("%s is damaged and will be made anew", path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return kept
+
+    def save_bytes(self, fact: str, kept: bytes) -> None:
+        """Keep what is not a program but goes with them, on the same conditions."""
+        path = self._path(fact)
+        try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Closing removes what has not got its name by then.
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".") as file:
-                file.write(hashlib.sha256(pickled).digest() + pickled)
+                file.write(hashlib.sha256(kept).digest() + kept)
                 file.flush()
                 os.replace(file.name, path)
             self._make_room()
-        except Exception as error:  # not every backend can serialize
+        except OSError as error:
             logger.warning("%s cannot be kept for the next start: %s", path, error)
 
     def _path(self, fact: str) -> Path:
@@ -140,11 +156,19 @@ def hash_source(packages: Iterable[Path]) -> str:
 SOURCE = hash_source(PACKAGES)
 
 
+def _num_processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _surroundings() -> Iterator[str]:
     """What every program depends on."""
     yield SOURCE
     yield from (f"{name} {version(name)}" for name in LIBRARIES)
-    yield f"{platform.python_version()} {platform.machine()}"
+    # XLA divides work among so many processors when it compiles.
+    yield f"{platform.python_version()} {platform.machine()} {_num_processors()}"
     yield from (f"{device.platform} {device.device_kind}" for device in jax.devices())
     yield jax.devices()[0].client.platform_version  # of the driver, on a GPU
     yield os.environ.get("XLA_FLAGS", "")

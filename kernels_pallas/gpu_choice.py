@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.native_build import BuildError, run_limited
 
-__all__ = ["GPU_KERNELS", "GpuUse", "find_gpu_fault"]
+__all__ = ["GPU_KERNELS", "HEAD_DIMS", "GpuUse", "find_gpu_fault"]
 
 # The fastest first, as estimated.
 GPU_KERNELS: tuple[AttentionKernel, ...] = ("mosaic_gpu", "triton")
@@ -20,6 +20,7 @@ GPU_KERNELS: tuple[AttentionKernel, ...] = ("mosaic_gpu", "triton")
 # GPUs with the instructions that the kernel is made of.
 MOSAIC_DEVICES = re.compile(r"\b(H20|H100|H200|H800|GH200)\b")
 MOSAIC_DTYPES = ("bfloat16", "float16")
+# The widest heads.
 HEAD_DIMS: Mapping[AttentionKernel, int] = {"mosaic_gpu": 128, "triton": 256}
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 

@@ -21,7 +21,7 @@ from kernels_pallas import native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
-from kernels_pallas.projection import pack, project
+from kernels_pallas.projection import pack, packed_shape, project
 from kernels_pallas.ragged_paged_attention import (
     new_kv_cache,
     ragged_paged_attention,
@@ -156,7 +156,10 @@ def find_projection_fault() -> str | None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((NUM_TOKENS + 1, 96)).astype(ml_dtypes.bfloat16)
     w = rng.standard_normal((160, 96)).astype(ml_dtypes.bfloat16)
-    out = np.asarray(jax.jit(project)(x, pack(w)))
+    packed = np.empty(packed_shape(*w.shape, num_layers=2), w.dtype)
+    pack(-w, packed[0])
+    pack(w, packed[1])
+    out = np.asarray(jax.jit(project)(x, packed, 1))
     error = float(np.abs(out - x.astype(np.float32) @ w.astype(np.float32).T).max())
     # Not at most, so that what is not a number is a fault as well.
     return None if error <= PROJECTION_TOLERANCE else f"projection: wrong by {error:.2g}"

@@ -2,7 +2,8 @@
 
 A larger tile reads more ahead and needs more registers and shared memory. No entry may spill, and
 every one fits into what the smallest supported GPU, an L4, gives one block of threads. The order
-of speed is estimated, not measured: `python -m bench.gpu` ranks `triton_candidates` on a GPU.
+of speed is estimated, not measured: `python -m bench.gpu` ranks the entries on a GPU, and prints
+the table in the order that it found.
 """
 
 from collections.abc import Mapping, Sequence

@@ -174,6 +174,20 @@ def random_decoder(dtype: str, **changes: int | bool | str) -> tuple[Decoder, Mo
 
 
 @functools.cache
+def packed_decoder() -> tuple[Decoder, ModelConfig]:
+    """Random weights in bfloat16, packed, with biases; only where `can_project` says yes."""
+    checkpoint = RandomCheckpoint(
+        model_type="qwen2",
+        vocab_size=320,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=64,
+        num_hidden_layers=3,
+    )
+    return decoder_of(checkpoint, "bfloat16", packed=True)
+
+
+@functools.cache
 def default_decoder(dtype: str) -> tuple[Decoder, ModelConfig]:
     """The default model's decoder; only for tests marked `model`."""
     return decoder_of(open_checkpoint(default_model_files()), dtype)

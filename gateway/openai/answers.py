@@ -26,6 +26,7 @@ from gateway.openai.choices import merged_deltas, open_streams
 from gateway.openai.details import ChoiceDetails, DetailOptions
 from gateway.openai.protocol import (
     AnyChoice,
+    CompletionChoice,
     CompletionTokensDetails,
     Envelope,
     PromptTokensDetails,
@@ -150,6 +151,8 @@ class _Answer:
             usage=self._usage.body(),
             system_fingerprint=self._fingerprint,
         )
+        if not isinstance(choices[0], CompletionChoice):  # else each choice has them
+            body = msgspec.structs.replace(body, prompt_logprobs=self._details[0].prompt_logprobs)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def streamed(self, options: StreamOptions) -> web.StreamResponse:

@@ -84,6 +84,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         [messages],
         max_tokens=_max_tokens(body),
         logprobs=_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
         caller=caller_of(request),
     )
     generation = tools.apply(generation, visible_tokens=reading.visible_tokens)
@@ -105,6 +106,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         answer_format=ChatFormat(reading, generator, prepared, n=n),
         details=DetailOptions(
             logprobs="chat" if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
             token_ids=bool(body.return_token_ids),
             names_are_ids=bool(body.return_tokens_as_token_ids),
         ),

@@ -44,6 +44,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         max_tokens=body.max_tokens,
         caller=caller_of(request),
         logprobs=body.logprobs,
+        prompt_logprobs=body.prompt_logprobs,
         echo=bool(body.echo),
     )
     prepared = await prepare_all(generator, requests, n=n)
@@ -58,6 +59,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
         answer_format=CompletionFormat(texts),
         details=DetailOptions(
             logprobs=None if body.logprobs is None else "completion",
+            num_top=body.logprobs,
+            prompt_logprobs=body.prompt_logprobs,
             echo=bool(body.echo),
             token_ids=bool(body.return_token_ids),
             names_are_ids=bool(body.return_tokens_as_token_ids),

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gateway.generation import PreparedGeneration, TextDelta
 from gateway.openai.protocol import (
     AnyChoice,
     ChatLogprobs,
+    CompletionChoice,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
     TokenLogprob,
     TopLogprob,
 )
@@ -28,15 +32,26 @@ class DetailOptions:
 
     Attributes:
         logprobs: in which of the two shapes; None for none.
+        num_top: alternatives to tell with each token; None for all that there are.
         echo: whether the prompt comes first.
+        prompt_logprobs: alternatives to tell, in vLLM's shape, with each token of the prompt; None
+            to tell nothing of it.
         token_ids: whether ids are told.
         names_are_ids: whether log-probabilities name tokens by their ids.
     """
 
     logprobs: Literal["chat", "completion"] | None = None
+    num_top: int | None = None
     echo: bool = False
+    prompt_logprobs: int | None = None
     token_ids: bool = False
     names_are_ids: bool = False
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether choices have anything to tell."""
+        wanted = (self.logprobs, self.prompt_logprobs)
+        return self.token_ids or any(value is not None for value in wanted)
 
 
 class ChoiceDetails:
@@ -59,6 +74,7 @@ class ChoiceDetails:
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprobs | None] = []
         self._generated: list[int] = []
+        self._prompt_logprobs: Sequence[TokenLogprobs | None] = ()
         self._is_begun = False
         self._is_told = False  # the prompt
 
@@ -66,7 +82,8 @@ class ChoiceDetails:
         """Take in a delta."""
         if not self._is_begun:
             self._is_begun = True
-            self._begin(delta.prompt_logprobs)
+            self._prompt_logprobs = delta.prompt_logprobs or ()
+            self._begin()
         self._generated += delta.token_ids
         if self._options.logprobs is not None:
             self._ids += delta.token_ids
@@ -75,9 +92,11 @@ class ChoiceDetails:
     def attach[T: AnyChoice](self, choice: T) -> T:
         """Return the choice with all that was collected."""
         options = self._options
-        if options.logprobs is None and not options.token_ids:
+        if not options.is_asking:
             return choice
         fields: dict[str, object] = {}
+        if isinstance(choice, CompletionChoice):
+            fields["prompt_logprobs"] = self.prompt_logprobs
         if options.logprobs == "completion":
             fields["logprobs"] = self._completion_logprobs()
         elif options.logprobs == "chat":
@@ -91,14 +110,35 @@ class ChoiceDetails:
         self._ids, self._logprobs, self._generated = [], [], []
         return msgspec.structs.replace(choice, **fields)
 
-    def _begin(self, prompt_logprobs: Sequence[TokenLogprobs | None] | None) -> None:
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | UnsetType:
+        """How likely the prompt was, where that is wanted; complete once there was a delta."""
+        if self._options.prompt_logprobs is None:
+            return UNSET
+        ids = self._prepared.prompt_token_ids
+        return tuple(
+            None if found is None else self._prompt_logprob(token_id, found)
+            for token_id, found in zip(ids, self._prompt_logprobs, strict=True)
+        )
+
+    def _prompt_logprob(self, token_id: int, found: TokenLogprobs) -> dict[str, PromptLogprob]:
+        ranks = {other: rank for rank, (other, _) in enumerate(found.top, start=1)}
+        likeliest = dict(found.top[: self._options.prompt_logprobs])
+        return {
+            str(other): PromptLogprob(
+                logprob=logprob, rank=ranks.get(other), decoded_token=self._name(other)
+            )
+            for other, logprob in {**likeliest, token_id: found.logprob}.items()
+        }
+
+    def _begin(self) -> None:
         """Tell the prompt, or only how long it is: offsets count from its beginning."""
         if self._options.logprobs != "completion":
             return
         prepared = self._prepared
-        if self._options.echo and prompt_logprobs is not None:
+        if self._options.echo and self._prompt_logprobs:
             self._ids = list(prepared.prompt_token_ids)
-            self._logprobs = list(prompt_logprobs)
+            self._logprobs = list(self._prompt_logprobs)
         else:
             self._num_chars = len(prompt_text(prepared, self._tokenizer))
 
@@ -120,7 +160,8 @@ class ChoiceDetails:
     def _top(self, token_id: int, found: TokenLogprobs) -> dict[str, float]:
         """Return the likeliest tokens by name, and always the one that came."""
         top: dict[str, float] = {}
-        for other, logprob in {**dict(found.top), token_id: found.logprob}.items():
+        likeliest = dict(found.top[: self._options.num_top])
+        for other, logprob in {**likeliest, token_id: found.logprob}.items():
             name = self._name(other)
             top[f"token_id:{other}" if name in top else name] = logprob  # some look alike
         return top

@@ -32,6 +32,8 @@ __all__ = [
     "GeneratedMessage",
     "JsonSchemaFormat",
     "MessageBody",
+    "PromptLogprob",
+    "PromptLogprobs",
     "PromptTokensDetails",
     "ResponseFormat",
     "SamplingBody",
@@ -109,6 +111,7 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     echo: bool | None = None
 
 
@@ -181,6 +184,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     tools: list[ToolBody] | None = None
     tool_choice: str | ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
@@ -240,6 +244,22 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
     text_offset: tuple[int, ...]
 
 
+class PromptLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    """How likely a token of a prompt was, in vLLM's words.
+
+    Attributes:
+        rank: 1 is the likeliest; null for a token that is none of those that were asked for.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# Of each token of a prompt, by id: itself and the likeliest. Of the first there is none.
+type PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+
+
 class _Choice(msgspec.Struct, kw_only=True, frozen=True):
     """What all choices share. `stop_reason` and `timing` are ours; only finished ones have them."""
 
@@ -256,6 +276,7 @@ class CompletionChoice(_Choice, kw_only=True, frozen=True):
 
     text: str
     logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, frozen=True):
@@ -330,6 +351,7 @@ class Envelope(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         usage: in a stream absent unless asked for; then null until the last chunk.
+        prompt_logprobs: of a conversation; a text completion has them in its choices.
     """
 
     id: str
@@ -338,4 +360,5 @@ class Envelope(msgspec.Struct, kw_only=True, frozen=True):
     model: str
     choices: tuple[CompletionChoice | ChatDeltaChoice | ChatChoice, ...]
     usage: UsageBody | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET

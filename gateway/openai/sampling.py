@@ -65,6 +65,7 @@ def generation_requests(
     max_tokens: int | None,
     caller: Caller,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     echo: bool = False,
 ) -> list[GenerationRequest]:
     """Return one request per prompt; what is null takes its default.
@@ -75,14 +76,18 @@ def generation_requests(
         max_tokens: the field of this endpoint.
         caller: who is asking.
         logprobs: alternatives to tell with each generated token; None to tell nothing.
+        prompt_logprobs: the same of each token of the prompt.
         echo: whether the prompt is told too, and its log-probabilities if any are wanted.
 
     Raises:
-        InvalidRequest: stream_options without a stream, or a tenant that cannot be one.
+        InvalidRequest: stream_options without a stream, prompt_logprobs with one, or a tenant
+            that cannot be one.
         Forbidden: a tenant that is not the caller's.
     """
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs are not told in a stream", param="prompt_logprobs")
     prompt_only = echo and max_tokens == 0
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     template = GenerationRequest(
@@ -91,7 +96,7 @@ def generation_requests(
         prompt_only=prompt_only,
         tokens=body.wishes(
             logprobs=logprobs,
-            prompt_logprobs=logprobs if echo else None,
+            prompt_logprobs=_more(prompt_logprobs, logprobs if echo else None),
             structures=structures_of_body(body),
         ),
         min_tokens=body.min_tokens or 0,
@@ -112,6 +117,11 @@ def generation_requests(
         deadline_s=body.deadline,
     )
     return [dataclasses.replace(template, prompt=prompt) for prompt in prompts]
+
+
+def _more(first: int | None, second: int | None) -> int | None:
+    """The number of alternatives that is enough for both wishes."""
+    return second if first is None else first if second is None else max(first, second)
 
 
 async def prepare_all(

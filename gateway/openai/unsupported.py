@@ -15,7 +15,6 @@ COMMON_FIELDS: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "length_penalty": (1,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }

@@ -1,8 +1,10 @@
 """The decoder of the Llama line: packed tokens and a paged KV cache in, hidden states out.
 
 One class with options covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3 (models/config.py).
-Layers are unrolled: a scan over stacked weights copies each layer's slice. They are traced once
-all the same, because every layer calls the same jitted function.
+There is one definition of a layer, and two ways to run all of them. Packed weights of all layers
+lie in one array each, which the products index, so that the program is one layer in a loop and
+compiles in a tenth of the time. Others are unrolled, because a loop would copy every layer's slice;
+they are traced once all the same, since every layer calls the same jitted function.
 
 Between products everything is f32, the residual stream included; products round their left
 operand to the dtype of the weights. One rounding place per product keeps bf16 close to f32, and
@@ -15,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxengine.models.config import ModelConfig
@@ -22,6 +25,7 @@ from jaxengine.models.layers import (
     Linear,
     RMSNorm,
     apply_rope,
+    is_packed,
     new_weight,
     project,
     rope_frequencies,
@@ -66,14 +70,15 @@ class Attention(nnx.Module):
         kv_cache: KVCache,
         batch: AttentionBatch,
         *,
-        first_block: Int[Array, ""],
+        layer: Int[Array, ""],
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], KVCache]:
         config = self.config
+        first_block = layer * (kv_cache.data.shape[0] // config.num_layers)
         num_tokens = x_TD.shape[0]
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        q, k, v = jnp.split(self.qkv_proj(x_TD), [q_size, q_size + kv_size], axis=-1)
+        q, k, v = jnp.split(self.qkv_proj(x_TD, layer), [q_size, q_size + kv_size], axis=-1)
         q_TNH = q.reshape(num_tokens, config.num_heads, config.head_dim)
         k_TKH = k.reshape(num_tokens, config.num_kv_heads, config.head_dim)
         v_TKH = v.reshape(num_tokens, config.num_kv_heads, config.head_dim)
@@ -90,7 +95,7 @@ class Attention(nnx.Module):
             scale=config.head_dim**-0.5,
             decode_only=decode_only,
         )
-        out_TD = self.o_proj(out_TNH.reshape(num_tokens, q_size))
+        out_TD = self.o_proj(out_TNH.reshape(num_tokens, q_size), layer)
         return add_up(out_TD, config.num_shards), kv_cache
 
 
@@ -103,9 +108,10 @@ class MLP(nnx.Module):
         self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
         self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
 
-    def __call__(self, x_TD: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD), 2, axis=-1)
-        return add_up(self.down_proj(jax.nn.silu(gate_TF) * up_TF), self.num_shards)
+    def __call__(self, x_TD: Float[Array, "T D"], layer: Int[Array, ""]) -> Float[Array, "T D"]:
+        gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD, layer), 2, axis=-1)
+        down_TD = self.down_proj(jax.nn.silu(gate_TF) * up_TF, layer)
+        return add_up(down_TD, self.num_shards)
 
 
 class DecoderLayer(nnx.Module):
@@ -124,19 +130,20 @@ class DecoderLayer(nnx.Module):
         kv_cache: KVCache,
         batch: AttentionBatch,
         *,
-        first_block: Int[Array, ""],
+        layer: Int[Array, ""],
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], KVCache]:
+        """Run the layer; `layer` is its number, which tells its part of the cache."""
         attended_TD, kv_cache = self.attention(
             self.input_norm(x_TD),
             rope,
             kv_cache,
             batch,
-            first_block=first_block,
+            layer=layer,
             decode_only=decode_only,
         )
         x_TD = x_TD + attended_TD
-        return x_TD + self.mlp(self.post_attention_norm(x_TD)), kv_cache
+        return x_TD + self.mlp(self.post_attention_norm(x_TD), layer), kv_cache
 
 
 class Decoder(nnx.Module):
@@ -149,17 +156,31 @@ class Decoder(nnx.Module):
         dtype: of the matrices.
         packed: whether they are for kernels_pallas.projection, where their sizes allow it. Tied
             embeddings then lie in memory twice: to be looked up, and to be multiplied with.
+
+    Attributes:
+        stack: the parameters of all layers in the arrays of one, if these are packed. Packed
+            weights have an axis for layers, others get one.
+        layers: all layers otherwise.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False) -> None:
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((config.vocab_rows, config.hidden_size), dtype))
+        layer = DecoderLayer(config, dtype=dtype, packed=packed)
+        matrices = [w for w in jax.tree.leaves(nnx.state(layer)) if w.ndim > 1]
+        is_stacked = all(is_packed(w.shape) for w in matrices)
+        self.stack = _stacked(layer, config.num_layers) if is_stacked else None
         self.layers = nnx.List(
-            [DecoderLayer(config, dtype=dtype, packed=packed) for _ in range(config.num_layers)]
+            [
+                DecoderLayer(config, dtype=dtype, packed=False)
+                for _ in range(0 if is_stacked else config.num_layers)
+            ]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         head = new_weight(config.vocab_rows, config.hidden_size, dtype=dtype, packed=packed)
-        self.lm_head = nnx.Param(head) if head.ndim > 2 or not config.tie_embeddings else None
+        self.lm_head = (
+            nnx.Param(head) if is_packed(head.shape) or not config.tie_embeddings else None
+        )
 
     def __call__(
         self,
@@ -176,14 +197,28 @@ class Decoder(nnx.Module):
             Hidden states before the final norm, and the cache with this step's K and V.
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
-        blocks_per_layer = kv_cache.data.shape[0] // self.config.num_layers
         x_TD = look_up(self.embedding[...], token_ids_T, self.config)
-        for index, layer in enumerate(self.layers):
-            graph, weights = nnx.split(layer)
-            first_block = jnp.int32(index * blocks_per_layer)
-            x_TD, kv_cache = _run_layer(
-                graph, weights, x_TD, rope, kv_cache, batch, first_block, decode_only
+        if self.stack is None:
+            for index, layer in enumerate(self.layers):
+                graph, weights = nnx.split(layer)
+                x_TD, kv_cache = _run_layer(
+                    graph, weights, x_TD, rope, kv_cache, batch, jnp.int32(index), decode_only
+                )
+            return x_TD, kv_cache
+        graph, stacked = nnx.split(self.stack)
+
+        def run(
+            index: Int[Array, ""], carried: tuple[Float[Array, "T D"], KVCache]
+        ) -> tuple[Float[Array, "T D"], KVCache]:
+            x_TD, kv_cache = carried
+            # The products find their layer themselves; of the rest a layer has some kilobytes.
+            weights = jax.tree.map(lambda w: w if is_packed(w.shape) else w[index], stacked)
+            ran: tuple[Array, KVCache] = _run_layer(
+                graph, weights, x_TD, rope, kv_cache, batch, index, decode_only
             )
+            return ran
+
+        x_TD, kv_cache = lax.fori_loop(0, self.config.num_layers, run, (x_TD, kv_cache))
         return x_TD, kv_cache
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
@@ -200,9 +235,19 @@ def _run_layer(
     rope: Rope,
     kv_cache: KVCache,
     batch: AttentionBatch,
-    first_block: Array,
+    index: Array,
     decode_only: bool,
 ) -> tuple[Array, KVCache]:
     """Run one layer. All layers have equal graphs and shapes, so that the trace is shared."""
     layer = nnx.merge(graph, weights)
-    return layer(x_TD, rope, kv_cache, batch, first_block=first_block, decode_only=decode_only)
+    return layer(x_TD, rope, kv_cache, batch, layer=index, decode_only=decode_only)
+
+
+def _stacked(layer: DecoderLayer, num_layers: int) -> DecoderLayer:
+    """Return a layer with room for the parameters of all."""
+
+    def stack(w: Array) -> Array:
+        return jnp.zeros((num_layers, *(w.shape[1:] if is_packed(w.shape) else w.shape)), w.dtype)
+
+    nnx.update(layer, jax.tree.map(stack, nnx.state(layer)))
+    return layer

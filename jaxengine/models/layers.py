@@ -17,6 +17,7 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "apply_rope",
+    "is_packed",
     "new_weight",
     "project",
     "rope_frequencies",
@@ -38,9 +39,16 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(new_weight(out_size, in_size, dtype=dtype, packed=packed))
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
-    def __call__(self, x_TI: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        """Return the product in f32; x is rounded to the dtype of the weight."""
-        y_TO = project(x_TI, self.weight[...])
+    def __call__(
+        self, x_TI: Float[Array, "T I"], layer: Int[Array, ""] | int = 0
+    ) -> Float[Array, "T O"]:
+        """Return the product in f32; x is rounded to the dtype of the weight.
+
+        Args:
+            x_TI: the left operand.
+            layer: which of several packed weights.
+        """
+        y_TO = project(x_TI, self.weight[...], layer)
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
@@ -55,10 +63,23 @@ def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -
     return jnp.zeros((out_size, in_size), dtype)
 
 
-def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "..."]) -> Float[Array, "T O"]:
-    """Return x · wᵀ, with x rounded to the dtype of w, packed or not, and sums in f32."""
-    if w_OI.ndim > 2:
-        return projection.project(x_TI, w_OI)
+def is_packed(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter of that shape is a weight packed for kernels_pallas.projection."""
+    return len(shape) > 2
+
+
+def project(
+    x_TI: Float[Array, "T I"], w_OI: Float[Array, "..."], layer: Int[Array, ""] | int = 0
+) -> Float[Array, "T O"]:
+    """Return x · wᵀ, with x rounded to the dtype of w, packed or not, and sums in f32.
+
+    Args:
+        x_TI: the left operand.
+        w_OI: a weight as `new_weight` makes it, or packed ones of several layers.
+        layer: which of these.
+    """
+    if is_packed(w_OI.shape):
+        return projection.project(x_TI, w_OI, layer)
     return lax.dot_general(
         x_TI.astype(w_OI.dtype),
         w_OI,

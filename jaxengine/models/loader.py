@@ -1,20 +1,32 @@
 """Fill a decoder with the tensors of a checkpoint."""
 
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import DTypeLike
+from jaxtyping import Array, DTypeLike
 from numpy.typing import NDArray
 
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from jaxengine.models.layers import is_packed
 from kernels_pallas.projection import pack, unpacked_shape
 
 __all__ = ["TensorSource", "load_decoder"]
+
+# Parameters that are read and arranged at the same time.
+NUM_THREADS = 2
+
+# The device takes over arrays that begin at a multiple of this as they are, where it is the CPU.
+ALIGNMENT = 64
+
+Path = tuple[Hashable, ...]
 
 
 class TensorSource(Protocol):
@@ -25,12 +37,24 @@ class TensorSource(Protocol):
     def get(self, name: str) -> NDArray[np.generic]: ...
 
 
+class _Part(NamedTuple):
+    """A tensor of the checkpoint, and the rows that it must have."""
+
+    name: str
+    num_rows: int
+
+
+# What a parameter of one layer is made of, stacked by rows.
+_Parts = tuple[_Part, ...]
+
+
 def load_decoder(
     config: ModelConfig,
     source: TensorSource,
     *,
     dtype: DTypeLike,
     packed: bool = False,
+    device: jax.Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the decoder and load its weights, each straight to the device.
@@ -39,46 +63,78 @@ def load_decoder(
 
     Args:
         config: what the decoder looks like.
-        source: the checkpoint.
+        source: the checkpoint; asked by several threads.
         dtype: of the matrices.
         packed: as of Decoder.
-        progress: called with (tensors loaded, tensors in all).
+        device: where to; None is JAX's first.
+        progress: called with (tensors loaded, tensors in all), a joined one counted once.
 
     Raises:
         ModelError: a tensor is missing, unknown, or has another shape than the config says.
     """
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, packed=packed))
-    parts = _tensor_parts(config)
-    _check_names(config, {part.name for joined in parts.values() for part in joined}, source)
     flat = nnx.to_flat_state(nnx.state(decoder))
-    loaded = []
-    for index, (path, variable) in enumerate(flat):
-        arrays = []
-        for part in parts[path]:
-            array = source.get(part.name)
-            row_shape = unpacked_shape(variable.shape)[1:] if variable.ndim > 1 else ()
-            expected = (part.num_rows, *row_shape)
-            if array.shape != expected:
-                raise ModelError(
-                    f"tensor {part.name} has shape {array.shape}, the config says {expected}"
-                )
-            arrays.append(array)
-        value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
-        value = value.astype(variable.dtype)
-        if value.shape != variable.shape:
-            value = pack(value)
-        loaded.append((path, variable.replace(jax.device_put(value))))
-        if progress is not None:
-            progress(index + 1, len(flat))
+    tensors = _tensors(config)
+    _check_names(config, {part.name for parts in tensors.values() for part in parts}, source)
+    made_of = [_parameter_tensors(path, tensors, config.num_layers) for path, _ in flat]
+    num_loaded, total, lock = 0, sum(map(len, made_of)), Lock()
+
+    def load(path: Path, variable: nnx.Variable[Array], joined: Sequence[_Parts]) -> Array:
+        nonlocal num_loaded
+        array = _empty(variable.shape, variable.dtype)
+        has_layers = path[0] == "stack" or is_packed(variable.shape)
+        for place, parts in zip(array if has_layers else [array], joined, strict=True):
+            _fill(place, parts, source)
+            with lock:
+                num_loaded += 1
+                if progress is not None:
+                    progress(num_loaded, total)
+        on_device: Array = jax.device_put(array, device)
+        return on_device
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        arrays = pool.map(load, *zip(*flat, strict=True), made_of)
+        loaded = [
+            (path, variable.replace(array))
+            for (path, variable), array in zip(flat, arrays, strict=True)
+        ]
     nnx.update(decoder, nnx.from_flat_state(loaded))
     return decoder
 
 
-class _Part(NamedTuple):
-    """A tensor of the checkpoint, and the rows that it must have."""
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[np.generic]:
+    """Return an array that begins at a multiple of ALIGNMENT."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype).reshape(shape)
 
-    name: str
-    num_rows: int
+
+def _fill(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> None:
+    """Put tensors, stacked by rows, where they belong."""
+    packed = place.ndim > 2
+    arrays = []
+    for part in parts:
+        array = source.get(part.name)
+        row_shape = (unpacked_shape((1, *place.shape))[1],) if packed else place.shape[1:]
+        expected = (part.num_rows, *row_shape)
+        if array.shape != expected:
+            raise ModelError(
+                f"tensor {part.name} has shape {array.shape}, the config says {expected}"
+            )
+        arrays.append(array)
+    value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
+    if packed:
+        pack(value, place)
+    else:
+        place[...] = value
+
+
+def _parameter_tensors(path: Path, tensors: Mapping[Path, _Parts], num_layers: int) -> list[_Parts]:
+    """Return the tensors that a parameter is made of: of all layers if it is theirs."""
+    if path[0] == "stack":
+        return [tensors["layers", index, *path[1:]] for index in range(num_layers)]
+    return [tensors[path]]
 
 
 def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) -> None:
@@ -100,11 +156,11 @@ def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) ->
         )
 
 
-def _tensor_parts(config: ModelConfig) -> dict[tuple[Hashable, ...], tuple[_Part, ...]]:
-    """Map each parameter of the decoder to the tensors that it is made of, stacked by rows."""
+def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
+    """Map each parameter of a decoder with single layers to its tensors, stacked by rows."""
     vocab, model, hidden = config.vocab_rows, config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    parts: dict[tuple[Hashable, ...], tuple[_Part, ...]] = {
+    parts: dict[Path, _Parts] = {
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model),),
     }

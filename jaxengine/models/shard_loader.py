@@ -1,8 +1,6 @@
 """Load a model that several devices share, each shard straight to its device."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -101,11 +99,11 @@ def load_shards(
     packed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
-    """Load a shard on each device of a mesh that is ours, all at once.
+    """Load a shard on each device of a mesh that is ours, one after the other.
 
     Args:
         model: the whole model.
-        source: the checkpoint; many threads read it.
+        source: the checkpoint; asked by several threads.
         sharding: along the first axis of every array, over all devices of the mesh.
         dtype: of the matrices.
         packed: as of Decoder.
@@ -121,16 +119,23 @@ def load_shards(
     devices: list[jax.Device] = list(sharding.mesh.devices.flat)
     num_shards = len(devices)
     own = [i for i, d in enumerate(devices) if d.process_index == jax.process_index()]
-    count = _SharedProgress(progress, len(own))
     shard = shard_of(model, num_shards)
 
-    def load(index: int) -> Decoder:
-        part = ShardSource(source, model, num_shards=num_shards, index=index)
-        with jax.default_device(devices[index]):
-            return load_decoder(shard, part, dtype=dtype, packed=packed, progress=count.advance)
+    def load(place: int, index: int) -> Decoder:
+        def advance(done: int, total: int) -> None:
+            if progress is not None:
+                progress(place * total + done, len(own) * total)
 
-    with ThreadPoolExecutor(len(own)) as pool:
-        decoders = list(pool.map(load, own))
+        return load_decoder(
+            shard,
+            ShardSource(source, model, num_shards=num_shards, index=index),
+            dtype=dtype,
+            packed=packed,
+            device=devices[index],
+            progress=advance,
+        )
+
+    decoders = [load(place, index) for place, index in enumerate(own)]
 
     def join(*parts: Array) -> Array:
         first, *rest = parts[0].shape
@@ -141,20 +146,3 @@ def load_shards(
     graph, _ = nnx.split(decoders[0])
     weights = jax.tree.map(join, *(nnx.state(decoder) for decoder in decoders))
     return nnx.merge(graph, weights)
-
-
-class _SharedProgress:
-    """Adds up what several loaders of equally many tensors have done."""
-
-    def __init__(self, report: Callable[[int, int], None] | None, num_loaders: int) -> None:
-        self._report = report
-        self._num_loaders = num_loaders
-        self._num_done = 0
-        self._lock = threading.Lock()
-
-    def advance(self, _done: int, total: int) -> None:
-        """Take in that one more tensor is loaded."""
-        with self._lock:
-            self._num_done += 1
-            if self._report is not None:
-                self._report(self._num_done, total * self._num_loaders)

@@ -1,10 +1,13 @@
 """Tensors of a directory of safetensors files, one file or shards listed in an index."""
 
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import ml_dtypes  # registers the name "bfloat16" with numpy, which the reader relies on
+import ml_dtypes
 import numpy as np
+import orjson
 from safetensors import SafetensorError, safe_open
 
 from jaxengine.errors import ModelError
@@ -13,11 +16,20 @@ from jaxengine.weights.hf_config import read_json_object
 __all__ = ["SafetensorsDirectory"]
 
 INDEX_NAME = "model.safetensors.index.json"
-FLOAT_TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+# Of the header, at the start of a file.
+LENGTH_BYTES = 8
+
+# By their names in the format.
+FLOAT_TYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 
 
 class SafetensorsDirectory:
-    """The tensors of a model directory; each is read when it is asked for.
+    """The tensors of a model directory, as views of its files.
 
     Raises:
         ModelError: no weights, an index that does not fit its shards, or a damaged file.
@@ -25,40 +37,64 @@ class SafetensorsDirectory:
 
     def __init__(self, directory: Path) -> None:
         index_path = directory / INDEX_NAME
-        if index_path.exists():
-            self._file_of = _read_index(index_path)
-        else:
-            self._file_of = _single_file(directory)
-        for path in set(self._file_of.values()):
-            stored = _names_in(path)
-            for name, owner in self._file_of.items():
-                if owner == path and name not in stored:
-                    raise ModelError(f"{path} lacks the tensor {name!r:.80} that the index lists")
+        if not index_path.exists():
+            file = _File(_single_file(directory))
+            self._file_of = dict.fromkeys(file.entries, file)
+            return
+        path_of = _read_index(index_path)
+        files = {path: _File(path) for path in set(path_of.values())}
+        self._file_of = {name: files[path] for name, path in path_of.items()}
+        for name, file in self._file_of.items():
+            if name not in file.entries:
+                raise ModelError(f"{file.path} lacks the tensor {name!r:.80} that the index lists")
 
     def names(self) -> frozenset[str]:
         return frozenset(self._file_of)
 
     def get(self, name: str) -> np.ndarray:
-        """A tensor in the type it is stored in: float32, float16 or bfloat16.
+        """A tensor in the type it is stored in: float32, float16 or bfloat16; read-only.
 
         Raises:
             ModelError: no such tensor, or one of another type.
         """
-        path = self._file_of.get(name)
-        if path is None:
+        file = self._file_of.get(name)
+        if file is None:
             raise ModelError(f"the checkpoint has no tensor {name!r:.80}")
+        return file.tensor(name)
+
+
+class _File:
+    """One file, mapped into memory.
+
+    Raises:
+        ModelError: it cannot be read, or is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
         try:
-            with safe_open(path, framework="numpy") as file:
-                array: np.ndarray = file.get_tensor(name)
-        except (OSError, SafetensorError, TypeError, AttributeError) as error:
-            # TypeError and AttributeError: an element type that numpy has no name for.
-            raise ModelError(f"cannot read {name!r:.80} from {path}: {error}") from error
-        if array.dtype not in FLOAT_TYPES:
+            # The library checks the header: lengths, and that the tensors fill the file exactly.
+            with safe_open(path, framework="numpy"):
+                pass
+            with path.open("rb") as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"cannot read {path}: {error}") from error
+        self._start = LENGTH_BYTES + int.from_bytes(self._content[:LENGTH_BYTES], "little")
+        entries = orjson.loads(self._content[LENGTH_BYTES : self._start])
+        entries.pop("__metadata__", None)
+        self.entries: Mapping[str, Mapping[str, Any]] = entries
+
+    def tensor(self, name: str) -> np.ndarray:
+        entry = self.entries[name]
+        dtype = FLOAT_TYPES.get(entry["dtype"])
+        if dtype is None:
             raise ModelError(
-                f"{path}: tensor {name!r:.80} has the type {array.dtype}; supported are "
-                "float32, float16 and bfloat16"
+                f"{self.path}: tensor {name!r:.80} has the type {entry['dtype']}; supported are "
+                f"{', '.join(FLOAT_TYPES)}"
             )
-        return array
+        start = self._start + entry["data_offsets"][0]
+        return np.ndarray(entry["shape"], dtype, self._content, start)
 
 
 def _read_index(index_path: Path) -> Mapping[str, Path]:
@@ -75,20 +111,12 @@ def _read_index(index_path: Path) -> Mapping[str, Path]:
     return paths
 
 
-def _single_file(directory: Path) -> Mapping[str, Path]:
-    """Tensor name to the one safetensors file of a directory without an index."""
+def _single_file(directory: Path) -> Path:
+    """Return the one safetensors file of a directory without an index."""
     found = sorted(directory.glob("*.safetensors"))
     if len(found) != 1:
         raise ModelError(
             f"{directory} holds {len(found)} .safetensors files and no {INDEX_NAME}; "
             "expected an index or exactly one file"
         )
-    return dict.fromkeys(_names_in(found[0]), found[0])
-
-
-def _names_in(path: Path) -> frozenset[str]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return frozenset(file.keys())
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
+    return found[0]

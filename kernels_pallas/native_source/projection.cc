@@ -1,11 +1,11 @@
 // Products of activations with weights that lie packed since they were loaded:
 //
-//     out[tokens][outputs] = x[tokens][inputs] . w[outputs][inputs]^T
+//     out[tokens][outputs] = x[tokens][inputs] . w[layer][outputs][inputs]^T
 //
-// in bfloat16 with sums in float32. Packed, w is [outputs / 16][inputs / 32][16][16][2]: pairs of
-// inputs together, sixteen outputs side by side, which is the right operand of the instructions for
-// bfloat16. The inputs are summed in order, so a token has the same bits whatever it is computed
-// with.
+// in bfloat16 with sums in float32. Packed, a layer of w is [outputs / 16][inputs / 32][16][16][2]:
+// pairs of inputs together, sixteen outputs side by side, which is the right operand of the
+// instructions for bfloat16. The inputs are summed in order, so a token has the same bits whatever
+// it is computed with.
 
 #include <algorithm>
 #include <cstdint>
@@ -206,10 +206,15 @@ void project_with(ffi::ThreadPool& pool, const Product& product) {
 }
 
 ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
-                   ffi::ResultBuffer<ffi::F32> out) {
+                   ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::F32> out) {
   const auto shape = x.dimensions();
-  const Product product{(const uint16_t*)x.untyped_data(), (const uint16_t*)w.untyped_data(),
-                        out->typed_data(), shape[0], shape[1], out->dimensions()[1]};
+  const int64_t inputs = shape[1], outputs = out->dimensions()[1];
+  const int64_t index = layer.typed_data()[0];
+  if (index < 0 || index >= w.dimensions()[0])
+    return ffi::Error::InvalidArgument("there are no weights for this layer");
+  const auto weights = (const uint16_t*)w.untyped_data() + index * outputs * inputs;
+  const Product product{(const uint16_t*)x.untyped_data(), weights, out->typed_data(),
+                        shape[0], inputs, outputs};
   if (product.tokens == 0) return ffi::Error::Success();
 #if defined(HEADRACE_AMX)
   if (may_use_tiles()) {
@@ -235,6 +240,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_project, headrace::project,
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
 
 #pragma GCC visibility pop

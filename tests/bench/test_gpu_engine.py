@@ -9,13 +9,15 @@ from compile_cache import use_compile_cache
 @pytest.fixture(scope="module")
 def engine():
     use_compile_cache()
-    return EngineUnderTest(
+    engine = EngineUnderTest(
         MODELS["tiny"],
         kernel="reference",
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_model_len=64,
     )
+    yield engine
+    engine.close()
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])
@@ -25,6 +27,22 @@ def test_every_request_gets_all_of_its_tokens(engine, batching):
     assert figures.seconds > 0
     assert figures.steps >= 6
     assert 0 <= figures.waited_ms <= 1e3 * figures.seconds
+    assert figures.device_ms is None
+
+
+def test_of_requests_that_are_alike_a_step_is_measured_by_itself(engine):
+    figures = engine.run([(8, 8)] * 3)
+    assert figures.output_tokens == 24
+    assert figures.device_ms > 0
+    expected = max(0.0, 1 - figures.device_ms / figures.step_ms)
+    assert figures.row()["gap_share"] == pytest.approx(expected)
+
+
+def test_a_token_of_a_prompt_meets_every_weight_but_the_embedding(engine):
+    # Two layers: Q and O of 4 heads of 64, K and V of 2, and three matrices of 64 x 96. A product
+    # and a sum for each; the norms are next to nothing.
+    weights = 2 * (64 * 64 * (2 * 4 + 2 * 2) + 3 * 64 * 96)
+    assert engine.flop_per_token == pytest.approx(2 * weights, rel=0.01)
 
 
 def test_a_step_must_read_the_weights_and_the_context(engine):

@@ -1,7 +1,9 @@
 import pytest
 
 from gateway.accounts import Account, Quota
+from gateway.api_keys import ApiKey, hash_of_key
 from gateway.errors import GatewayError, InvalidRequest, Unauthorized
+from gateway.key_ring import KeyRing
 from gateway.timing import Timing
 
 
@@ -169,3 +171,43 @@ def test_what_only_ever_waited_costs_no_quota(clock):
     account.check(1, prompt_tokens=60)
     assert account.num_running == 1
     assert account.usage.num_requests == 2  # a counter, which never falls
+
+
+def test_headers_tell_what_is_left_of_each_rate(clock):
+    account = Account("a", Quota(requests_per_minute=60, tokens_per_minute=1200), clock=clock)
+    account.begin(2, prompt_tokens=1000)
+    account.add_output(500)  # 300 more than there are
+    assert account.rate_headers() == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "58",
+        "x-ratelimit-reset-requests": "2s",  # one a second
+        "x-ratelimit-limit-tokens": "1200",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "1m15s",  # 1500 at 20 a second
+    }
+    clock.now_s += 1.5
+    assert account.rate_headers()["x-ratelimit-reset-requests"] == "500ms"
+    assert Account("b", Quota(max_concurrent_requests=1)).rate_headers() == {}
+
+
+async def test_answers_tell_what_is_left_of_the_rates_of_a_key(start_gateway):
+    keys = [
+        ApiKey(name="alice", sha256=hash_of_key("a"), requests_per_minute=2),
+        ApiKey(name="bob", sha256=hash_of_key("b")),
+    ]
+    gateway = await start_gateway(keys=KeyRing(keys), allowed_origins=("http://page",))
+    headers = {"Authorization": "Bearer a", "Origin": "http://page"}
+
+    async def asked(body, headers):
+        async with gateway.session.post("/v1/completions", json=body, headers=headers) as answer:
+            return answer.status, answer.headers
+
+    for stream, left in ((True, "1"), (False, "0")):
+        body = {"prompt": "x", "max_tokens": 1, "stream": stream}
+        _, told = await asked(body, headers)
+        assert told["x-ratelimit-remaining-requests"] == left
+        assert "x-ratelimit-remaining-requests" in told["Access-Control-Expose-Headers"]
+    status, told = await asked(body, headers)
+    assert (status, told["x-ratelimit-limit-requests"]) == (429, "2")
+    _, told = await asked(body, {"Authorization": "Bearer b"})
+    assert not any(name.startswith("x-ratelimit") for name in told)

@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 import tomllib
@@ -84,6 +85,7 @@ class TestExitCodes:
 def test_every_command_exists_and_is_one():
     for entry in COMMANDS.values():
         assert isinstance(load_command(entry.target), click.Command)
+        assert gc.isenabled()
 
 
 def test_help_imports_no_command():

@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from gateway.app_keys import CONFIG, METRICS
 from gateway.config import GatewayConfig
@@ -103,6 +103,25 @@ async def test_a_drain_is_told_to_all_and_to_those_that_come_later(app):
     assert early.heard == late.heard == ["drain: the server is shutting down"]
     await close_all(app, "bye")
     await asyncio.gather(*serving)
+
+
+@pytest.mark.parametrize(
+    ("path", "protocols"),
+    [("/v1/stream", ["headrace.v1.json"]), ("/v1/responses", []), ("/v1/steps/stream", [])],
+)
+async def test_who_is_told_goodbye_can_still_answer(start_gateway, path, protocols):
+    gateway = await start_gateway()
+    async with gateway.session.ws_connect(path, protocols=protocols, autoclose=False) as ws:
+        stopping = asyncio.create_task(gateway.server.stop())
+        while (message := await ws.receive()).type is WSMsgType.TEXT:
+            pass
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1012)
+        for _ in range(100):  # turns of the loop, in which the server could hang up
+            await asyncio.sleep(0)
+        assert ws._response.connection.transport is not None
+        await ws.close()
+        assert ws.close_code == 1012
+        await stopping
 
 
 async def test_messages_beyond_a_burst_wait_for_their_turn(monkeypatch):

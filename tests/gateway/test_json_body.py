@@ -139,6 +139,19 @@ async def test_a_body_that_is_not_what_its_encoding_says_is_status_400(gateway):
         assert response.status == 400
 
 
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "x"])
+async def test_an_encoding_that_is_not_known_is_status_415(gateway, encoding):
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Encoding: {encoding}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    )
+    async with connection(gateway.server.port) as (reader, writer):
+        writer.write(head.encode())
+        answer = await reader.read()
+    assert answer.split(b" ")[1] == b"415"
+    assert b"Content-Encoding" in answer.partition(b"\r\n\r\n")[2]
+
+
 @pytest.mark.parametrize("charset", ["UTF-8", "utf-8", '"Utf-8"'])
 async def test_utf_8_may_be_spelled_in_any_case(gateway, charset):
     headers = {"Content-Type": f"application/json; charset={charset}"}

@@ -288,3 +288,10 @@ def test_the_synchronous_client_does_the_same(tiny_server):
         assert events[-1].response.output[0].content[0].text == whole.output_text
         again = client.responses.create(model="tiny", previous_response_id=whole.id, **options)
         assert again.usage.input_tokens > whole.usage.input_tokens
+
+
+async def test_what_was_asked_is_listed_page_by_page(client):
+    asked = [{"role": "user", "content": f"Question {i}"} for i in range(5)]
+    response = await client.responses.create(model="tiny", input=asked, max_output_tokens=1)
+    pages = client.responses.input_items.list(response.id, limit=2, order="asc")
+    assert [item.content[0].text async for item in pages] == [m["content"] for m in asked]

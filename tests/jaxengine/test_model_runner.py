@@ -6,10 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from attention_kernels import ready_kernel
+from attention_kernels import can_project, ready_kernel
 from attention_scene import KV_CACHE_DTYPES
 from compile_cache import without_compile_cache
-from engine_builder import ENGINE_CONFIG, random_decoder, warm_random_runner, warm_runner
+from engine_builder import (
+    ENGINE_CONFIG,
+    packed_decoder,
+    random_decoder,
+    warm_random_runner,
+    warm_runner,
+)
 from jaxengine.batch import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.kv_cache import kv_block_bytes, new_device_state
@@ -121,6 +127,36 @@ def test_a_second_start_compiles_nothing_and_answers_the_same(tmp_path, monkeypa
         second.close()
 
 
+def test_times_of_an_earlier_start_are_taken_at_todays_pace(tmp_path, monkeypatch):
+    decoder, model = random_decoder("float32")
+    config = replace(ENGINE_CONFIG, max_num_seqs=8, max_num_batched_tokens=64, token_buckets=(64,))
+    timed = []
+    monkeypatch.setattr(JaxModelRunner, "_program", lambda self, layout: None)
+
+    def times_s(slowness):
+        def time_one(self, layout):
+            timed.append(layout.bucket)
+            return layout.bucket.num_tokens * slowness
+
+        timed.clear()
+        monkeypatch.setattr(JaxModelRunner, "_time", time_one)
+        runner = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
+        runner.warm_up()
+        runner.close()
+        assert list(runner.bucket_times_s) == runner.buckets
+        return list(runner.bucket_times_s.values())
+
+    with without_compile_cache():
+        assert times_s(1.0) == [8.0, 64.0]
+        assert len(timed) == 2
+        assert times_s(1.25) == [10.0, 80.0]
+        assert len(timed) == 1
+        # Another machine, to all appearances: measured anew, and that is what is kept.
+        assert times_s(4.0) == [32.0, 256.0]
+        assert times_s(4.0) == [32.0, 256.0]
+        assert len(timed) == 1
+
+
 def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
     decoder, model = random_decoder("float32")
     config = replace(ENGINE_CONFIG, max_num_seqs=8, max_num_batched_tokens=64, token_buckets=(64,))
@@ -151,8 +187,23 @@ def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
 )
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 def test_the_cache_is_updated_in_place_and_never_copied(kv_cache_dtype, bucket, kernel):
-    kernel = ready_kernel(kernel)
-    decoder, model = random_decoder("bfloat16")
+    check_in_place(*random_decoder("bfloat16"), kv_cache_dtype, bucket, ready_kernel(kernel))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+def test_nor_is_it_in_a_loop_over_the_layers_nor_are_their_weights(kv_cache_dtype):
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    decoder, model = packed_decoder()
+    compiled = check_in_place(decoder, model, kv_cache_dtype, Bucket(64, 16, False), "native")
+    weights = decoder.stack.mlp.down_proj.weight[...]
+    shape = re.escape(",".join(map(str, weights.shape)))
+    made = set(re.findall(rf"= bf16\[{shape}\]\S* ([\w-]+)\(", compiled.as_text()))
+    assert made == {"parameter", "get-tuple-element"}
+
+
+def check_in_place(decoder, model, kv_cache_dtype, bucket, kernel):
+    """Compile a step and look at all that it makes; return the program."""
     # Large enough to tell a copy from everything else in the step.
     config = replace(
         ENGINE_CONFIG,
@@ -181,3 +232,4 @@ def test_the_cache_is_updated_in_place_and_never_copied(kv_cache_dtype, bucket, 
     assert writes & set(whole), "the pattern no longer finds the cache"
     copies = {"copy", "copy-start", "convert", "bitcast-convert", "transpose", "pad"}
     assert not copies & set(whole)
+    return compiled

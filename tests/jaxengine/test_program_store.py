@@ -46,6 +46,18 @@ def test_it_still_takes_over_its_donated_argument(tmp_path):
     assert x.is_deleted()
 
 
+def test_other_things_are_kept_on_the_same_conditions(tmp_path, caplog):
+    store = ProgramStore(tmp_path, facts=["a"])
+    store.save_bytes("times", b"1 2 3")
+    assert ProgramStore(tmp_path, facts=["a"]).load_bytes("times") == b"1 2 3"
+    assert ProgramStore(tmp_path, facts=["b"]).load_bytes("times") is None
+    assert store.load_bytes("other") is None
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes() + b"4")
+    assert store.load_bytes("times") is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
 def test_another_program_or_other_facts_have_none(tmp_path):
     ProgramStore(tmp_path, facts=["a", "b"]).save("one", compiled())
     assert ProgramStore(tmp_path, facts=["a", "b"]).load("two") is None
@@ -55,7 +67,15 @@ def test_another_program_or_other_facts_have_none(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    ["XLA_FLAGS", "the source", "a library", "a setting of JAX", "the processor", "the driver"],
+    [
+        "XLA_FLAGS",
+        "the source",
+        "a library",
+        "a setting of JAX",
+        "the processor",
+        "the number of processors",
+        "the driver",
+    ],
 )
 def test_whatever_a_program_depends_on_makes_it_another(change, tmp_path, monkeypatch):
     ProgramStore(tmp_path, facts=[]).save("one", compiled())
@@ -73,6 +93,8 @@ def test_whatever_a_program_depends_on_makes_it_another(change, tmp_path, monkey
             return
         case "the processor":
             monkeypatch.setattr(program_store.platform, "machine", lambda: "abacus")
+        case "the number of processors":
+            monkeypatch.setattr(program_store.os, "sched_getaffinity", lambda _: set(range(999)))
         case "the driver":
             [device, *_] = jax.devices()
             other = SimpleNamespace(

@@ -18,6 +18,13 @@ from kernels_pallas.projection import (
 run = jax.jit(project)
 
 
+def packed_of(*layers):
+    packed = np.empty(packed_shape(*layers[0].shape, num_layers=len(layers)), layers[0].dtype)
+    for w, place in zip(layers, packed, strict=True):
+        pack(w, place)
+    return packed
+
+
 def numbers(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
 
@@ -29,14 +36,20 @@ def native():
 
 
 def test_packed_weights_are_pairs_of_inputs_with_sixteen_outputs_side_by_side():
-    w = np.arange(32 * 64).reshape(32, 64)
-    packed = pack(w)
-    assert packed.shape == packed_shape(32, 64) == (2, 2, 16, 16, 2)
-    assert packed.flags.c_contiguous
+    w = np.arange(32 * 64, dtype=np.int32).reshape(32, 64)
+    [packed] = packed_of(w)
+    assert packed.shape == (2, 2, 16, 16, 2)
     for output, number in ((0, 0), (1, 0), (17, 37), (31, 63)):
         place = (output // 16, number // 32, number % 32 // 2, output % 16, number % 2)
         assert packed[place] == w[output, number]
-    assert unpacked_shape(packed.shape) == unpacked_shape(w.shape) == (32, 64)
+    assert unpacked_shape(packed_shape(32, 64, num_layers=7)) == (32, 64)
+
+
+def test_weights_may_lie_in_any_order_and_type():
+    w = np.arange(32 * 64, dtype=np.float32).reshape(32, 64)
+    packed = np.empty(packed_shape(64, 32), np.float32)
+    pack(w.T, packed[0])
+    np.testing.assert_array_equal(packed, packed_of(w.T.copy()))
 
 
 def test_whole_panels_and_tiles_can_be_packed():
@@ -52,21 +65,34 @@ def test_it_multiplies(num_tokens, num_outputs, num_inputs, native):
     x, w = numbers(0, num_tokens, num_inputs), numbers(1, num_outputs, num_inputs)
     expected = x.astype(np.float64) @ w.astype(np.float64).T
     # Products of bfloat16 are exact in f32; each of up to 96 sums of some tens rounds by 2^-24.
-    np.testing.assert_allclose(run(x, pack(w)), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(run(x, packed_of(w)), expected, rtol=0, atol=1e-4)
 
 
 def test_activations_are_rounded_to_bfloat16(native):
     x = np.full((3, 32), 1 + 2**-9, np.float32)  # halfway between two, to even
     w = np.ones((32, 32), ml_dtypes.bfloat16)
-    assert np.asarray(run(x, pack(w))).tolist() == [[32.0] * 32] * 3
+    assert np.asarray(run(x, packed_of(w))).tolist() == [[32.0] * 32] * 3
 
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(96, 576), (4096, 64)])
 def test_a_token_has_the_same_bits_whatever_it_is_computed_with(num_outputs, num_inputs, native):
-    x, packed = numbers(0, 300, num_inputs), pack(numbers(1, num_outputs, num_inputs))
+    x, packed = numbers(0, 300, num_inputs), packed_of(numbers(1, num_outputs, num_inputs))
     whole = np.asarray(run(x, packed))
     for start, end in ((0, 1), (299, 300), (3, 5), (10, 26), (10, 43), (100, 229)):
         np.testing.assert_array_equal(run(x[start:end], packed), whole[start:end])
+
+
+def test_of_several_layers_the_one_that_is_named_is_multiplied_with(native):
+    x, layers = numbers(0, 5, 64), [numbers(layer, 96, 64) for layer in range(3)]
+    packed = packed_of(*layers)
+    for layer, w in enumerate(layers):
+        np.testing.assert_array_equal(run(x, packed, layer), run(x, packed_of(w)))
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_a_layer_that_is_not_there_is_refused(layer, native):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no weights for this layer"):
+        run(numbers(0, 5, 32), packed_of(*numbers(1, 2, 32, 32)), layer).block_until_ready()
 
 
 def test_sizes_that_do_not_fit_are_named():

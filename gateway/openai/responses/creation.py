@@ -103,7 +103,8 @@ async def create_run(
         gateway.errors.GatewayError: it cannot be served.
     """
     model = check_model(body.model, config)
-    conversation = (*_previous(body, caller, stores), *input_messages(body.input or ()))
+    inputs = input_messages(body.input or ())
+    conversation = (*_previous(body, caller, stores), *inputs)
     if not conversation:
         raise InvalidRequest("input must not be empty", param="input")
     check_num_calls(conversation, "input")
@@ -130,6 +131,7 @@ async def create_run(
         reading,
         _response(body, model),
         conversation=conversation,
+        num_inputs=len(inputs),
         answers=answers,
     )
 

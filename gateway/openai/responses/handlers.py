@@ -13,6 +13,7 @@ from gateway.callers import caller_of
 from gateway.errors import InternalError, InvalidRequest, NotFound
 from gateway.json_body import read_object
 from gateway.openai.responses.creation import create_run, read_body
+from gateway.openai.responses.input_items import input_item_page
 from gateway.openai.responses.protocol import DeletedResponse, Event, ResponseEvent
 from gateway.openai.responses.run import ResponseRun
 from gateway.openai.responses.service import RESPONSES, ResponseService
@@ -30,9 +31,10 @@ def add_routes(app: web.Application) -> None:
     app[RESPONSES] = ResponseService(app[CONFIG].response_store_bytes)
     app.router.add_post("/v1/responses", create)
     app.router.add_get("/v1/responses", responses_handler)
-    app.router.add_get("/v1/responses/{response_id}", retrieve)
+    app.router.add_get("/v1/responses/{response_id}", retrieve, allow_head=False)
     app.router.add_delete("/v1/responses/{response_id}", delete)
     app.router.add_post("/v1/responses/{response_id}/cancel", cancel)
+    app.router.add_get("/v1/responses/{response_id}/input_items", input_items)
     app.on_shutdown.append(_close)
 
 
@@ -70,6 +72,12 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
     if not after.removeprefix("-").isdecimal() or len(after) > 18:
         raise InvalidRequest("starting_after must be a sequence number", param="starting_after")
     return await _followed(request, stored, max(int(after), -1))
+
+
+async def input_items(request: web.Request) -> web.StreamResponse:
+    """Handle GET /v1/responses/{id}/input_items."""
+    stored = _stored(request)
+    return _json(input_item_page(stored.response.id, stored.inputs, request.query))
 
 
 async def cancel(request: web.Request) -> web.StreamResponse:

@@ -53,6 +53,7 @@ RESPONSE_FIELDS: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
     "n": (1,),
     "prompt": (),
+    "prompt_logprobs": (),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -26,6 +26,7 @@ class ResponseRun:
     Args:
         response: as it is at its beginning.
         conversation: what it answers, without instructions.
+        num_inputs: how many messages of that are new.
         answers: false only computes the prompt, so that it is in the prefix cache.
 
     Attributes:
@@ -40,6 +41,7 @@ class ResponseRun:
         response: ResponseObject,
         *,
         conversation: tuple[ChatMessage, ...],
+        num_inputs: int,
         answers: bool = True,
     ) -> None:
         self._generator = generator
@@ -49,6 +51,7 @@ class ResponseRun:
         self._counter = reading.counter(generator, prepared)
         self._builder = ResponseBuilder(response)
         self._conversation = conversation
+        self._num_inputs = num_inputs
         self._answers = answers
         self._num_reasoning_tokens = 0
         self._stream: TextStream | None = None
@@ -62,6 +65,11 @@ class ResponseRun:
     @property
     def has_ended(self) -> bool:
         return self.response.status != "in_progress"
+
+    @property
+    def inputs(self) -> tuple[ChatMessage, ...]:
+        """What is new of what it answers."""
+        return self._conversation[len(self._conversation) - self._num_inputs :]
 
     @property
     def conversation(self) -> tuple[ChatMessage, ...]:

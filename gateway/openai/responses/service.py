@@ -41,7 +41,8 @@ class ResponseService:
     def keep(self, owner: str, run: ResponseRun) -> None:
         """Keep a response that has ended, unless it failed or its client does not want it."""
         if run.response.store and run.failure is None:
-            self.store.put(owner, StoredResponse(run.response, conversation=run.conversation))
+            stored = StoredResponse(run.response, inputs=run.inputs, conversation=run.conversation)
+            self.store.put(owner, stored)
 
     def hold(self, account: Account, num_bytes: int) -> None:
         """Count a request that is open on a websocket, until `release`.
@@ -72,7 +73,10 @@ class ResponseService:
         events = run.events()
         first = await anext(events) or []
         stored = StoredResponse(
-            run.response, events=[msgspec.json.encode(event) for event in first], cancel=run.cancel
+            run.response,
+            inputs=run.inputs,
+            events=[msgspec.json.encode(event) for event in first],
+            cancel=run.cancel,
         )
         self.store.put(owner, stored)
         # Begun at once: a task that is cancelled before would not clean up after itself.

@@ -24,6 +24,7 @@ class StoredResponse:
 
     Attributes:
         response: as it is now.
+        inputs: what it was asked, without what came in responses before it.
         conversation: messages up to and including its answer; set once it has ended.
         events: each as JSON, at the index of its sequence number; None if they are not kept.
         cancel: asks a response that runs in the background to end; None for all others.
@@ -33,11 +34,13 @@ class StoredResponse:
         self,
         response: ResponseObject,
         *,
+        inputs: tuple[ChatMessage, ...] = (),
         conversation: tuple[ChatMessage, ...] = (),
         events: list[bytes] | None = None,
         cancel: Callable[[], None] | None = None,
     ) -> None:
         self.response = response
+        self.inputs = inputs
         self.conversation = conversation
         self.events = events
         self.cancel = cancel

@@ -20,7 +20,14 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from gateway.app_keys import CONFIG, ENGINE, GENERATOR
 from gateway.callers import Caller, caller_of
 from gateway.config import GatewayConfig
-from gateway.connections import RETRY_AFTER_S, MessageRate, check_room, serve_connection
+from gateway.connections import (
+    RETRY_AFTER_S,
+    MessageRate,
+    accept_websocket,
+    check_room,
+    close_politely,
+    serve_connection,
+)
 from gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded, Unavailable
 from gateway.generation import TextGenerator
 from gateway.json_body import decode_object
@@ -84,9 +91,10 @@ class ResponsesConnection:
         """Serve until the connection ends; nothing of it is left running afterwards."""
         try:
             async with self._tasks:
-                writer = self._tasks.create_task(self._write())
+                reader = self._tasks.create_task(self._read())
+                writer = self._tasks.create_task(self._write(reader))
                 try:
-                    await self._read()
+                    await asyncio.wait([reader])
                 finally:
                     self._abandon_lanes()
                     if not self._closing:
@@ -250,27 +258,29 @@ class ResponsesConnection:
         self._closing = True
         self._frames.close(code, reason)
 
-    async def _write(self) -> None:
+    async def _write(self, reader: asyncio.Task[None]) -> None:
         """Send what there is, until the connection closes or accepts no more bytes."""
         try:
-            while not await self._send_next():
+            while not await self._send_next(reader):
                 pass
         except TimeoutError:
             logger.info("closing a websocket whose client does not read")
             self._closing = True
             self._abandon_lanes()
-            await self._close_and_cut(WSCloseCode.TRY_AGAIN_LATER, b"the client reads too slowly")
+            await self._close_and_cut(
+                reader, WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly"
+            )
         except (OSError, aiohttp.ClientError):
             self._abandon_lanes()  # the client is gone; the reader learns it as well
         except Exception:
             logger.exception("the writer of a websocket failed")
             self._closing = True
             self._abandon_lanes()
-            await self._close_and_cut(WSCloseCode.INTERNAL_ERROR, b"internal error")
+            await self._close_and_cut(reader, WSCloseCode.INTERNAL_ERROR, "internal error")
         finally:
             self._frames.close(WSCloseCode.GOING_AWAY, "")  # whoever waits for room goes on
 
-    async def _send_next(self) -> bool:
+    async def _send_next(self, reader: asyncio.Task[None]) -> bool:
         """Send one frame; return whether it was the last."""
         frame = await self._frames.take()
         async with asyncio.timeout(self._config.send_timeout_s):
@@ -278,18 +288,17 @@ class ResponsesConnection:
                 case PongFrame():
                     await self._ws.pong(frame.payload)
                 case CloseFrame():
-                    await self._ws.close(code=frame.code, message=frame.reason.encode())
+                    await close_politely(self._ws, reader, code=frame.code, reason=frame.reason)
                     return True
                 case _:
                     await self._ws.send_frame(frame, WSMsgType.TEXT)
         return False
 
-    async def _close_and_cut(self, code: int, reason: bytes) -> None:
+    async def _close_and_cut(self, reader: asyncio.Task[None], code: int, reason: str) -> None:
         """Leave a close frame for a client that may yet read it; then drop the connection."""
         with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(self._config.ws_close_timeout_s):
-                await self._ws.close(code=code, message=reason, drain=False)
-                await asyncio.sleep(self._config.ws_close_timeout_s)
+                await close_politely(self._ws, reader, code=code, reason=reason, drain=False)
         self.cut()
 
 
@@ -308,16 +317,7 @@ async def responses_handler(request: web.Request) -> web.StreamResponse:
     check_room(request.app)
     if not request.app[ENGINE].is_ready:
         raise Unavailable("the engine is not ready", retry_after_s=RETRY_AFTER_S)
-    ws = web.WebSocketResponse(
-        heartbeat=config.ws_heartbeat_s,
-        timeout=config.ws_close_timeout_s,
-        max_msg_size=config.max_body_bytes,
-        compress=False,
-        autoping=False,  # the writer answers pings
-        autoclose=False,  # the responses end first
-        decode_text=False,
-    )
-    await ws.prepare(request)
+    ws = await accept_websocket(request, max_message_bytes=config.max_body_bytes)
     connection = ResponsesConnection(
         ws,
         request.transport,

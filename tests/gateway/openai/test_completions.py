@@ -133,7 +133,6 @@ async def test_neutral_values_and_unknown_fields_pass(gateway):
         ({"best_of": 2}, "best_of"),
         ({"best_of": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 async def test_what_is_not_supported_is_refused_by_name(gateway, body, param):

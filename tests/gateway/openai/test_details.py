@@ -177,3 +177,34 @@ async def test_token_ids_are_told_if_wanted(gateway):
 async def test_names_may_be_ids(gateway):
     [choice] = await complete(gateway, logprobs=0, return_tokens_as_token_ids=True)
     assert choice["logprobs"]["tokens"] == ["token_id:100", "token_id:101", "token_id:102"]
+
+
+async def test_the_prompt_is_told_as_vllm_tells_it(gateway):
+    """Of "Hi!" the fake says: -id/1000, and two other tokens that are likelier."""
+    [choice] = await complete(gateway, prompt_logprobs=2)
+    first, second, third = choice["prompt_logprobs"]
+    assert first is None
+    assert second == {
+        "106": {"logprob": pytest.approx(0.395), "rank": 1, "decoded_token": "j"},
+        "107": {"logprob": pytest.approx(-0.605), "rank": 2, "decoded_token": "k"},
+        "105": {"logprob": -0.105, "rank": None, "decoded_token": "i"},
+    }
+    assert third["33"] == {"logprob": -0.033, "rank": None, "decoded_token": "!"}
+    status, answer = await gateway.post("/v1/chat/completions", {**CHAT, "prompt_logprobs": 0})
+    assert status == 200
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert "prompt_logprobs" not in answer["choices"][0]
+
+
+async def test_an_echo_beside_it_has_its_own_number_of_alternatives(gateway):
+    [choice] = await complete(gateway, prompt_logprobs=2, echo=True, logprobs=1)
+    assert len(choice["prompt_logprobs"][1]) == 3
+    assert choice["logprobs"]["top_logprobs"][1] == {"j": pytest.approx(0.395), "i": -0.105}
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"n": 1, "prompt_logprobs": 21}])
+@pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
+async def test_prompt_logprobs_that_cannot_be_told_are_refused_by_name(gateway, url, fields):
+    body = {"prompt": "Hi!"} if url == URL else CHAT
+    status, answer = await gateway.post(url, {**body, "prompt_logprobs": 1, **fields})
+    assert (status, answer["error"]["param"]) == (400, "prompt_logprobs")

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from attention_kernels import can_project
-from engine_builder import Computed, RandomCheckpoint, decoder_of, random_decoder, tiny_decoder
+from engine_builder import (
+    Computed,
+    RandomCheckpoint,
+    decoder_of,
+    packed_decoder,
+    random_decoder,
+    tiny_decoder,
+)
 from golden_model import TINY_DIR, TINY_FAMILIES, TINY_GGUF_ARCHITECTURES, tiny_gguf_files
 from jaxengine.weights.checkpoint import open_checkpoint
 
@@ -60,7 +67,17 @@ def test_the_same_weights_as_gguf_give_the_same_answers(architecture):
 def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(
     dtype, kv_cache_dtype, changes
 ):
-    decoder, model = random_decoder(dtype, **changes)
+    check_bits(*random_decoder(dtype, **changes), kv_cache_dtype)
+
+
+def test_packed_layers_in_a_loop_have_the_same_bits_in_every_cut_and_bucket():
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    check_bits(*packed_decoder(), "bfloat16")
+
+
+def check_bits(decoder, model, kv_cache_dtype):
+    """Logits and cache of a text that is computed whole, token by token, and in other pieces."""
     token_ids = np.random.default_rng(1).integers(0, model.vocab_size, 150).tolist()
 
     def compute(cut, **bucket):

@@ -58,12 +58,31 @@ def test_packed_matrices_are_those_of_the_checkpoint_in_another_order():
     packed = load(checkpoint, dtype="bfloat16", packed=True)
     assert plain.lm_head is None
     for ours, theirs in [
-        (packed.lm_head, plain.embedding),
-        (packed.layers[1].attention.qkv_proj.weight, plain.layers[1].attention.qkv_proj.weight),
-        (packed.layers[1].mlp.down_proj.weight, plain.layers[1].mlp.down_proj.weight),
+        (packed.lm_head[0], plain.embedding),
+        *(
+            (packed.stack.attention.qkv_proj.weight[index], layer.attention.qkv_proj.weight)
+            for index, layer in enumerate(plain.layers)
+        ),
+        (packed.stack.mlp.down_proj.weight[1], plain.layers[1].mlp.down_proj.weight),
     ]:
-        np.testing.assert_array_equal(ours[...], pack(np.asarray(theirs[...])))
+        expected = np.empty_like(ours)
+        pack(np.asarray(theirs[...]), expected)
+        np.testing.assert_array_equal(ours, expected)
     np.testing.assert_array_equal(packed.embedding[...], plain.embedding[...])
+
+
+def test_vectors_of_layers_in_a_stack_lie_side_by_side():
+    checkpoint = RandomCheckpoint(model_type="qwen2", vocab_size=320)
+    plain = load(checkpoint, dtype="bfloat16")
+    packed = load(checkpoint, dtype="bfloat16", packed=True)
+    assert packed.stack.attention.qkv_proj.bias.shape[0] == len(plain.layers) > 1
+    for index, layer in enumerate(plain.layers):
+        np.testing.assert_array_equal(
+            packed.stack.attention.qkv_proj.bias[index], layer.attention.qkv_proj.bias[...]
+        )
+        np.testing.assert_array_equal(
+            packed.stack.input_norm.scale[index], layer.input_norm.scale[...]
+        )
 
 
 def test_a_matrix_of_odd_size_is_not_packed_and_a_tied_one_then_not_doubled():
