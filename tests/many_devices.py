@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from attention_kernels import ready_kernel
+from attention_kernels import can_project, ready_kernel
 from attention_scene import Cache, Chunk, random_context, shuffled_blocks
 from compile_cache import use_compile_cache, without_compile_cache
 from engine_builder import ENGINE_CONFIG, RandomCheckpoint, WarmRunner
@@ -42,6 +42,9 @@ from kernels_pallas.ragged_paged_attention import ragged_paged_attention, write_
 COLLECTIVES = re.compile(
     r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )
+
+# Even a quarter of the heads, of the MLP and of the vocabulary can be packed.
+PACKABLE = {"head_dim": 64, "intermediate_size": 128, "vocab_size": 512}
 
 # Two programs, so that it starts soon.
 SMALL = replace(
@@ -67,6 +70,7 @@ def warm_shards(
     checkpoint: Checkpoint,
     *,
     kernel: WantedKernel = "auto",
+    packed: bool = False,
     programs_dir: Path | None = None,
     **changes: Any,
 ) -> WarmRunner:
@@ -75,7 +79,9 @@ def warm_shards(
     model = ModelConfig.from_hf(checkpoint.hf_config)
     mesh = open_mesh(len(jax.devices()))
     shard = shard_of(model, mesh.num_devices)
-    decoder = load_shards(model, checkpoint, mesh.weights_sharding, dtype=config.dtype)
+    decoder = load_shards(
+        model, checkpoint, mesh.weights_sharding, dtype=config.dtype, packed=packed
+    )
     runner = JaxModelRunner(decoder, shard, config, devices=mesh, programs_dir=programs_dir)
     runner.warm_up()
     return WarmRunner(runner, shard, config)
@@ -102,9 +108,13 @@ def golden_answers() -> list[list[int]]:
     return [list(a) for a in warm.session().run([c["prompt_ids"] for c in cases], params)]
 
 
-def neighbours(dtype: str) -> dict[str, Any]:
-    """Tokens and log-probabilities of requests that are computed alone, and in other ways."""
-    warm = warm_shards(RandomCheckpoint(num_key_value_heads=1, num_hidden_layers=2), dtype=dtype)
+def neighbours() -> dict[str, Any]:
+    """Tokens and log-probabilities of requests that are computed alone, and in other ways.
+
+    As a server here would compute them, with packed weights where there are any.
+    """
+    checkpoint = RandomCheckpoint(num_key_value_heads=1, **PACKABLE)
+    warm = warm_shards(checkpoint, packed=can_project(), dtype="bfloat16")
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 298, length).tolist() for length in (1, 7, 33, 65, 100, 40, 3, 90)]
     params = [
@@ -136,10 +146,14 @@ def neighbours(dtype: str) -> dict[str, Any]:
 
 
 def programs(kernel: WantedKernel) -> dict[str, Any]:
-    """What the compiled step of two layers has in it, and what it does with the cache."""
-    checkpoint = RandomCheckpoint(num_key_value_heads=4)
+    """What the compiled step of two layers has in it, and what it does with the cache.
+
+    Layers with packed weights, which go with the native kernel, are a loop.
+    """
+    packed = ready_kernel(kernel) == "native" and can_project()
+    checkpoint = RandomCheckpoint(num_key_value_heads=4, **PACKABLE)
     # Large enough to tell a copy of the cache from everything else.
-    warm = warm_shards(checkpoint, kernel=kernel, dtype="bfloat16", num_blocks=2000)
+    warm = warm_shards(checkpoint, kernel=kernel, packed=packed, dtype="bfloat16", num_blocks=2000)
     runner = warm.runner
     cache = runner._state.kv_cache.data
     [part] = {shard.data.shape for shard in cache.addressable_shards}
@@ -159,6 +173,7 @@ def programs(kernel: WantedKernel) -> dict[str, Any]:
             "temporary_bytes": memory.temp_size_in_bytes,
         }
     return {
+        "layers_in_text": 1 if packed else 2,
         "cache_shape": part,
         "cache_bytes": cache.nbytes // len(jax.devices()),
         "devices": sorted(shard.device.id for shard in cache.addressable_shards),
