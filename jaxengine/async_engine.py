@@ -246,19 +246,18 @@ class AsyncEngine:
             self._call(self._deliver_failure, f"{type(error).__name__}: {error}")
 
     def _read_inbox(self) -> tuple[list[RequestOutput], bool]:
-        """Take in all messages, waiting for one if there is nothing else to do.
+        """Take in all messages until it is time to step.
 
         Returns:
             Outputs of requests that ended, and whether to go on.
         """
         outputs: list[RequestOutput] = []
-        wait_s = self._core.seconds_until_work()
         while True:
+            wait_s = self._core.seconds_until_work()
             try:
                 message = self._inbox.get(block=wait_s != 0, timeout=wait_s)
             except queue.Empty:
                 return outputs, True
-            wait_s = 0
             match message:
                 case Request():
                     self._core.add(message)

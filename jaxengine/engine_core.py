@@ -17,6 +17,7 @@ from typing import Protocol
 from jaxengine.config import EngineConfig
 from jaxengine.errors import EngineDeadError
 from jaxengine.kv_cache_manager import KVCacheManager
+from jaxengine.launch_timer import LaunchTimer
 from jaxengine.outputs import ItemLogprobs, RequestOutput
 from jaxengine.request import Request
 from jaxengine.scheduler import Scheduler
@@ -42,6 +43,10 @@ class StepHandle(Protocol):
     @property
     def num_slots(self) -> int:
         """Token slots that the device computes: the tokens of the step, and what fills up."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether `result` would not have to wait."""
         ...
 
     def result(self) -> Sequence[int]:
@@ -116,6 +121,7 @@ class EngineCore:
         self._step_busy_s = 0.0
         self._num_step_failures = 0
         self._meter = StepMeter()
+        self._launch_timer = LaunchTimer()
         self._records: list[StepRecord] = []
         self._waiting_for = ""
 
@@ -129,10 +135,18 @@ class EngineCore:
         return self._scheduler.has_requests or bool(self._in_flight)
 
     def seconds_until_work(self) -> float | None:
-        """Return how long stepping has nothing to do unless something is added; None: for ever."""
-        if self._in_flight:
-            return 0.0
+        """Return how long stepping should wait; None: until something is added.
+
+        It has nothing to do, or a step is in flight and it is too early to decide on the next one.
+        Who is added meanwhile joins that.
+        """
         now_s = self._clock()
+        if self._in_flight:
+            launched = self._in_flight[-1].launched
+            if launched is None or launched.predicted_s is None:
+                return 0.0
+            begins_at_s = self._launch_timer.begins_at_s(self._busy_since_s, launched.predicted_s)
+            return max(0.0, begins_at_s - now_s)
         event_s = self._scheduler.next_event_s(now_s)
         return None if event_s is None else max(0.0, event_s - now_s)
 
@@ -229,9 +243,12 @@ class EngineCore:
             return False
         if not self._in_flight:
             self._busy_since_s = now_s
+        running = self._in_flight[-1].handle if self._in_flight else None
         step = _Step(output)
         self._in_flight.append(step)  # before the launch, so that a failing one is charged
         step.handle = self._runner.execute(output)
+        if running is not None:
+            self._launch_timer.note(was_late=running.is_done())
         num_free, num_cached = self._kv.num_free_blocks, self._kv.num_cached_blocks
         step.launched = LaunchedStep(
             output=output,

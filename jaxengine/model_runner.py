@@ -341,7 +341,8 @@ class _JaxStep:
             results.prompt_logprobs.copy_to_host_async()
 
     def is_done(self) -> bool:
-        return bool(self._results.sampled.is_ready())
+        # Arrays have it, their type does not tell.
+        return bool(self._results.sampled.is_ready())  # type: ignore[attr-defined]
 
     def result(self) -> Sequence[int]:
         token_ids: list[int] = np.asarray(self._results.sampled).tolist()

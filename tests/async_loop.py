@@ -12,6 +12,7 @@ from jaxengine.engine_core import EngineCore
 from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import RequestOutput
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits, TokenRequest
 
 __all__ = ["VOCAB_SIZE", "Start", "ask", "expected", "launches", "make_engine", "read", "starting"]
@@ -20,7 +21,9 @@ VOCAB_SIZE = 100
 Start = Callable[..., tuple[AsyncEngine, FakeModelRunner]]
 
 
-def make_engine(config: EngineConfig, runner: FakeModelRunner) -> AsyncEngine:
+def make_engine(
+    config: EngineConfig, runner: FakeModelRunner, *, step_times: StepTimeModel | None = None
+) -> AsyncEngine:
     limits = EngineLimits(
         max_model_len=config.max_model_len,
         vocab_size=VOCAB_SIZE,
@@ -28,7 +31,8 @@ def make_engine(config: EngineConfig, runner: FakeModelRunner) -> AsyncEngine:
         max_num_queued_requests=config.max_num_queued_requests,
         eos_token_ids=(),
     )
-    return AsyncEngine(EngineCore(config, runner, eos_token_ids=()), limits)
+    core = EngineCore(config, runner, eos_token_ids=(), step_times=step_times)
+    return AsyncEngine(core, limits)
 
 
 @asynccontextmanager
@@ -36,10 +40,12 @@ async def starting(*, overlap: bool) -> AsyncIterator[Start]:
     """Start engines within the block; when it ends nothing may be left in them."""
     started = []
 
-    def start_one(runner_type=FakeModelRunner, **changes) -> tuple[AsyncEngine, FakeModelRunner]:
+    def start_one(
+        runner_type=FakeModelRunner, step_times: StepTimeModel | None = None, **changes
+    ) -> tuple[AsyncEngine, FakeModelRunner]:
         config = small_config(**({"overlap": overlap} | changes))
         runner = runner_type(config, vocab_size=VOCAB_SIZE)
-        engine = make_engine(config, runner)
+        engine = make_engine(config, runner, step_times=step_times)
         engine.start()
         started.append((engine, runner))
         return engine, runner

@@ -172,6 +172,11 @@ class FakeModelRunner:
 
     # Inside.
 
+    def may_hand_out(self) -> bool:
+        """Whether the results of a step may be seen now."""
+        with self._changed:
+            return self._results_allowed != 0
+
     def hand_out(self, index: int, sampled: list[int]) -> list[int]:
         """Wait until the results of a step may be seen."""
         with self._changed:
@@ -284,6 +289,9 @@ class _FakeStep:
         self._runner = runner
         self._index = index
         self._sampled = sampled
+
+    def is_done(self) -> bool:
+        return self._runner.may_hand_out()
 
     def result(self) -> list[int]:
         return self._runner.hand_out(self._index, self._sampled)

@@ -11,7 +11,14 @@ from headrace_client.errors import (
     ProtocolError,
     rejection,
 )
-from headrace_client.messages import Accepted, Delta, Done, Resumed, ServerError
+from headrace_client.messages import (
+    Accepted,
+    Delta,
+    Done,
+    Resumed,
+    ServerError,
+    TokenLogprob,
+)
 
 __all__ = ["CREDITS", "StreamInbox", "TextDelta"]
 
@@ -25,10 +32,11 @@ _RESUME_ERRORS = frozenset({"resume_unknown", "resume_gap", "resumed_elsewhere"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextDelta:
-    """New text of an answer; `token_ids` is empty unless the ids were asked for."""
+    """New text of an answer; `token_ids` and `logprobs` are empty unless they were asked for."""
 
     text: str
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class StreamInbox:
@@ -65,6 +73,7 @@ class StreamInbox:
         self._num_uncredited = 0
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._error: HeadraceError | None = None
         self._discards = False
         self._changed = asyncio.Event()
@@ -116,6 +125,7 @@ class StreamInbox:
                 if not self._discards:
                     self._texts.append(message.text)
                     self._token_ids.extend(message.token_ids or ())
+                    self._logprobs.extend(message.logprobs or ())
             case Done():
                 self._check_seq(message.seq)
                 self.done = message
@@ -132,8 +142,7 @@ class StreamInbox:
     def discard(self) -> None:
         """Forget what arrived, and whatever comes: nobody will read it."""
         self._discards = True
-        self._texts.clear()
-        self._token_ids.clear()
+        self._clear()
 
     async def wait_accepted(self) -> None:
         """Return when the request was accepted, or ended by a cancel. Cancelling is safe.
@@ -155,14 +164,22 @@ class StreamInbox:
         while not self._texts and not self.has_ended:
             await self._wait()
         if self._texts:
-            delta = TextDelta(text="".join(self._texts), token_ids=tuple(self._token_ids))
-            self._texts.clear()
-            self._token_ids.clear()
+            delta = TextDelta(
+                text="".join(self._texts),
+                token_ids=tuple(self._token_ids),
+                logprobs=tuple(self._logprobs),
+            )
+            self._clear()
             self._grant_credit()
             return delta
         if self._error is not None:
             raise self._error
         return None
+
+    def _clear(self) -> None:
+        self._texts.clear()
+        self._token_ids.clear()
+        self._logprobs.clear()
 
     async def _wait(self) -> None:
         self._changed.clear()

@@ -9,6 +9,8 @@ from fake_runner import FakeModelRunner
 from jaxengine.errors import EngineStoppingError, InvalidRequestError, QueueFullError
 from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import FinishReason
+from jaxengine.step_time import StepWork
+from known_times import KnownTimes
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
@@ -53,6 +55,20 @@ async def test_many_requests_at_once_get_their_own_tokens(start: Start):
     assert len({stream.request_id for stream in streams}) == len(streams)
     wholes = await asyncio.gather(*map(read, streams))
     assert [w.new_token_ids for w in wholes] == [expected(prompt, 9) for prompt in prompts]
+
+
+async def test_who_comes_early_in_a_step_joins_the_next_one():
+    class LongSteps(KnownTimes):
+        def predict(self, work: StepWork) -> float:
+            return 1.0  # so the host waits for half a second
+
+    async with starting(overlap=True) as start_one:
+        engine, runner = start_one(step_times=LongSteps())
+        first = ask(engine, (1, 2, 3), max_tokens=2)
+        await launches(runner, 1)
+        second = ask(engine, (3, 2, 1), max_tokens=1)
+        await asyncio.gather(read(first), read(second))
+        assert [len(step) for step in runner.steps] == [1, 2]
 
 
 async def test_tokens_merge_while_nobody_reads(start: Start):

@@ -6,6 +6,8 @@ from engine_loop import EngineLoop, small_config
 from jaxengine.engine_core import MAX_FAILURES_IN_A_ROW, STEP_FAILED
 from jaxengine.errors import EngineDeadError
 from jaxengine.outputs import FinishReason
+from jaxengine.step_time import StepWork
+from known_times import KnownTimes
 
 PLAIN = small_config(overlap=False)
 OVERLAPPED = small_config(overlap=True)
@@ -51,6 +53,43 @@ def test_with_overlap_the_step_after_the_end_is_launched_and_its_token_dropped()
     assert not loop.core.has_work
     assert loop.runner.steps == [[("a", 3)], [("a", 1)]]
     assert loop.stats.generation_tokens == 1
+
+
+class SlowSteps(KnownTimes):
+    """Steps of 100 seconds, for the clock of an EngineLoop, which counts looks at it."""
+
+    def predict(self, work: StepWork) -> float:
+        return 100.0
+
+
+def test_with_overlap_the_next_step_waits_until_the_running_one_is_half_over():
+    loop = EngineLoop(OVERLAPPED, step_times=SlowSteps())
+    loop.add("a", (1, 2, 3), max_tokens=3)
+    loop.step()  # looks at the clock at 1, when it begins, and at 2
+    assert loop.core.seconds_until_work() == pytest.approx(1 + 50 - 3)
+    loop.clock.now_s = 60
+    assert loop.core.seconds_until_work() == 0
+    loop.add("b", (3, 2, 1), max_tokens=1)
+    loop.step()
+    assert loop.runner.steps == [[("a", 3)], [("a", 1), ("b", 3)]]
+
+
+def test_a_step_that_nobody_can_predict_is_not_waited_for():
+    loop = EngineLoop(OVERLAPPED)
+    loop.add("a", (1, 2, 3), max_tokens=3)
+    loop.step()
+    assert loop.core.seconds_until_work() == 0
+
+
+def test_launches_that_find_the_device_idle_come_earlier():
+    loop = EngineLoop(OVERLAPPED, step_times=SlowSteps())
+    loop.add("a", (1, 2, 3), max_tokens=20)
+    waits = []
+    for _ in range(5):  # the fake device is always done at once
+        loop.step()
+        waits.append(loop.core.seconds_until_work())
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] < waits[0] - 4 * 1.5
 
 
 @both_loops
