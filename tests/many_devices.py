@@ -235,6 +235,8 @@ def sums() -> bool:
 
 def attention(kernel: WantedKernel) -> bool:
     """Whether devices with a part of the heads write and attend as one with all, bit by bit."""
+    if kernel == "native":
+        ready_kernel(kernel)
     scene = Cache(num_tokens=64, num_seqs=8, dtype="bfloat16", kernel=kernel)
     contexts = [random_context(i, 60, heads=8, kv_heads=4) for i in range(3)]
     blocks = shuffled_blocks(0, [4] * 3, scene.num_blocks)
@@ -243,7 +245,7 @@ def attention(kernel: WantedKernel) -> bool:
         Chunk(context, *end, own) for context, end, own in zip(contexts, ends, blocks, strict=True)
     ]
     chunks = sorted(chunks, key=lambda chunk: chunk.end - chunk.start > 1)
-    q, batch = scene.pack(chunks)
+    q, batch = jax.tree.map(jnp.asarray, scene.pack(chunks))
     new = np.random.default_rng(9).standard_normal((2, scene.num_tokens, 4, 64), np.float32)
 
     def step(q: Array, cache: KVCache, new: Array) -> tuple[Array, KVCache]:
