@@ -1,6 +1,7 @@
 """From a model's files and an operator's wishes to an engine that is ready to start."""
 
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -258,9 +259,18 @@ def build_engine(
     if group is not None:
         group.check_agreement(repr((model, replace(config, tenant_weights={}))))
     packed = attention.can_project and config.dtype == "bfloat16"
-    decoder = _load(checkpoint, model, devices, config.dtype, packed, weights_progress)
+    with ThreadPoolExecutor(1) as beside:
+        # The device fills its memory, while the host arranges weights.
+        state = beside.submit(devices.new_state, shard, config)
+        decoder = _load(checkpoint, model, devices, config.dtype, packed, weights_progress)
     runner = JaxModelRunner(
-        decoder, shard, config, devices=devices, group=group, programs_dir=programs_dir
+        decoder,
+        shard,
+        config,
+        devices=devices,
+        state=state.result(),
+        group=group,
+        programs_dir=programs_dir,
     )
     runner.warm_up(progress=compile_progress)
     limits = EngineLimits(

@@ -8,31 +8,31 @@ results, is the same on all devices.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
 
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import DeviceState, new_device_state
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.sharding import AXIS
+from jaxengine.step_programs import Choose, Forward
 
 __all__ = ["DeviceMesh", "open_mesh"]
 
 SHARDED, SAME = PartitionSpec(AXIS), PartitionSpec()
-STATE = DeviceState._make((SHARDED, SAME))  # of the KV cache, and of the last tokens
 
 
 class DeviceMesh:
-    """Devices of one kind, in order; the first one may be all there is."""
+    """Devices of one kind that serve one model; the first one may be all there is."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.devices = tuple(devices)
         self._mesh = None
         if len(self.devices) > 1:
             self._mesh = Mesh(self.devices, (AXIS,), axis_types=(AxisType.Auto,))
+        self._allocate: Callable[[], DeviceState] | None = None
 
     @property
     def num_devices(self) -> int:
@@ -43,12 +43,20 @@ class DeviceMesh:
         """How weights lie, along their first axis; None on a single device."""
         return None if self._mesh is None else NamedSharding(self._mesh, SHARDED)
 
-    def allocator(self, shard: ModelConfig, config: EngineConfig) -> Callable[[], DeviceState]:
-        """Return what allocates an empty state, and compiles nothing from its second call on."""
-        allocate = partial(new_device_state, shard, config)
+    def new_state(self, shard: ModelConfig, config: EngineConfig) -> DeviceState:
+        """Allocate an empty state; it compiles nothing from its second call on."""
         if self._mesh is None:
-            return allocate
-        return jax.jit(jax.shard_map(allocate, mesh=self._mesh, in_specs=(), out_specs=STATE))
+            return new_device_state(shard, config)
+        if self._allocate is None:
+            self._allocate = jax.jit(
+                jax.shard_map(
+                    partial(new_device_state, shard, config),
+                    mesh=self._mesh,
+                    in_specs=(),
+                    out_specs=DeviceState._make((SHARDED, SAME)),
+                )
+            )
+        return self._allocate()
 
     def replicate[T](self, arrays: T) -> T:
         """Return a tree of arrays that lie on the first device so that they lie on all."""
@@ -57,25 +65,34 @@ class DeviceMesh:
         replicated: T = jax.device_put(arrays, NamedSharding(self._mesh, SAME))
         return replicated
 
-    def input_of(self, size: int) -> jax.ShapeDtypeStruct:
-        """Describe the packed input of a step."""
-        sharding = None if self._mesh is None else NamedSharding(self._mesh, SAME)
-        return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=sharding)
-
-    def spread[R](
-        self, step: Callable[[list[Array], DeviceState, Int[Array, "_"], R], object]
-    ) -> Callable[..., object]:
-        """Return a step of one shard as one of all devices; it gives (state, results)."""
+    def describe[T](self, shapes: T) -> T:
+        """Return a tree of shapes as those of arrays that are the same on all devices."""
         if self._mesh is None:
-            return step
-        # What is the same on all devices is so by construction, which JAX cannot see.
-        return jax.shard_map(
-            step,
-            mesh=self._mesh,
-            in_specs=(SHARDED, STATE, SAME, SAME),
-            out_specs=(STATE, SAME),
-            check_vma=False,
+            return shapes
+        sharding = NamedSharding(self._mesh, SAME)
+        described: T = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
         )
+        return described
+
+    def spread_forward(self, forward: Forward) -> Forward:
+        """Return the way through a shard's layers as one through those of all devices."""
+        return self._spread(forward, (SHARDED, SHARDED, SAME, SAME), (SHARDED, SAME, SAME))
+
+    def spread_choose(self, choose: Choose) -> Choose:
+        """Return the choice of tokens on one device as one on all, which is the same."""
+        return self._spread(choose, (SHARDED, SAME, SAME, SAME), (SAME, SAME, SAME))
+
+    def _spread[F: Callable[..., Any]](
+        self, function: F, inputs: tuple[PartitionSpec, ...], outputs: tuple[PartitionSpec, ...]
+    ) -> F:
+        if self._mesh is None:
+            return function
+        # What is the same on all devices is so by construction, which JAX cannot see.
+        spread: F = jax.shard_map(
+            function, mesh=self._mesh, in_specs=inputs, out_specs=outputs, check_vma=False
+        )
+        return spread
 
 
 def open_mesh(num_devices: int) -> DeviceMesh:

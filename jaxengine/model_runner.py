@@ -11,26 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Int
 
-from jaxengine.batch import BatchBuilder, BatchLayout, PackedStep, pick_token_ids
+from jaxengine.batch import BatchBuilder, PackedStep
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
 from jaxengine.device_mesh import DeviceMesh
 from jaxengine.kv_cache import DeviceState
-from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs, read_logprobs
+from jaxengine.logprobs import read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.next_token import next_tokens
 from jaxengine.outputs import ItemLogprobs
 from jaxengine.processes import ProcessGroup, StepOrder
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from jaxengine.step_programs import Forwarded, make_choose, make_forward
 
-__all__ = ["JaxModelRunner", "StepResults", "make_step"]
+__all__ = ["JaxModelRunner", "StepResults"]
 
 # Times of an earlier start are taken if one of them is off by no more than this factor.
 MOST_PACE_CHANGE = 1.5
@@ -50,74 +50,20 @@ class StepResults(NamedTuple):
     prompt_logprobs: Int[Array, "T F"]
 
 
-def make_step(
-    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
-) -> Callable[
-    [list[Array], DeviceState, Int[Array, "_"], RuleArrays], tuple[DeviceState, StepResults]
-]:
-    """Return one bucket's step, to be compiled with its second argument donated.
-
-    Args:
-        graph: of the decoder.
-        tree: of its weights, whose leaves are the step's first argument.
-        layout: of the bucket.
-    """
-
-    def step(
-        weights: list[Array], state: DeviceState, packed: Int[Array, "_"], rules: RuleArrays
-    ) -> tuple[DeviceState, StepResults]:
-        decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
-        batch = layout.unpack(packed)
-        token_ids_T = pick_token_ids(batch.token_ids, state.last_token)
-        hidden_TD, kv_cache = decoder(
-            token_ids_T,
-            batch.positions,
-            state.kv_cache,
-            batch.attention,
-            decode_only=layout.bucket.decode_only,
-        )
-        ends_S = batch.sample_indices
-        logits_SV = decoder.logits(hidden_TD[ends_S])
-        pending_S = jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1)
-        sampled_S, logprobs_SF = next_tokens(
-            logits_SV,
-            batch,
-            rules,
-            pending_S,
-            compute_logits=lambda: decoder.logits(hidden_TD[ends_S]),
-        )
-        last_token = state.last_token.at[batch.rows].set(sampled_S)
-        results = StepResults(
-            sampled=sampled_S,
-            logprobs=logprobs_SF,
-            prompt_logprobs=lax.cond(
-                batch.any_targets,
-                lambda: prompt_logprobs(
-                    hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
-                ),
-                lambda: jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32),
-            )
-            if batch.targets.size
-            else jnp.zeros((0, NUM_FIELDS), jnp.int32),
-        )
-        return DeviceState(kv_cache, last_token), results
-
-    return step
-
-
 class JaxModelRunner:
     """Runs steps of a decoder on a device, or several; implements engine_core.ModelRunner.
 
-    Args:
-        decoder: as loaded, by models.shard_loader where several devices share it.
-        model: its configuration, or that of a shard.
-        config: of the engine.
-        devices: None takes JAX's first.
-        group: the processes that run the same steps; None if this is the only one.
-        programs_dir: where compiled programs are kept for the next start; None keeps none.
-
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
+
+    Args:
+        decoder: with its weights; from models.shard_loader where several devices share them.
+        model: what it looks like; a shard of the model, likewise.
+        config: what to compile for.
+        devices: None takes JAX's first.
+        state: an empty one; None allocates it.
+        group: the processes that run the same steps; None if this is the only one.
+        programs_dir: where compiled programs are kept; None keeps none.
     """
 
     def __init__(
@@ -127,13 +73,14 @@ class JaxModelRunner:
         config: EngineConfig,
         *,
         devices: DeviceMesh | None = None,
+        state: DeviceState | None = None,
         group: ProcessGroup | None = None,
         programs_dir: Path | None = None,
     ) -> None:
         self._model = model
         self._config = config
-        self._group = group
         self._devices = devices or DeviceMesh(jax.devices()[:1])
+        self._group = group
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -142,12 +89,13 @@ class JaxModelRunner:
             max_blocks_per_seq=config.max_blocks_per_seq,
             spare_row=config.max_num_seqs,
             eos_token_ids=model.eos_token_ids,
+            sliding_window=model.sliding_window,
         )
-        self._programs: dict[Bucket, jax.stages.Compiled] = {}
+        self._forward: dict[Bucket, jax.stages.Compiled] = {}
+        self._choose: dict[int, jax.stages.Compiled] = {}
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
-        self._new_state = self._devices.allocator(model, config)
-        self._state = self._new_state()
+        self._state = self._devices.new_state(model, config) if state is None else state
         self._no_rules = {
             num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
@@ -168,7 +116,8 @@ class JaxModelRunner:
 
         That of the largest one, and the arrays that steps without rules about tokens share.
         """
-        analyses = [program.memory_analysis() for program in self._programs.values()]
+        programs = (*self._forward.values(), *self._choose.values())
+        analyses = [program.memory_analysis() for program in programs]
         largest: int = max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
         shared: int = sum(array.nbytes for array in jax.tree.leaves(self._no_rules))
         return largest + shared
@@ -189,14 +138,28 @@ class JaxModelRunner:
             progress: called with (programs ready, programs in all).
         """
         layouts = self._builder.layouts
+        choices = {layout.choice.num_seqs: layout for layout in layouts}
         # Tracing holds the interpreter lock; compiling and loading do not.
         pool = ThreadPoolExecutor(max_workers=2)
         try:
-            jobs = [(layout, pool.submit(self._program, layout)) for layout in layouts]
-            for index, (layout, job) in enumerate(jobs):
-                self._programs[layout.bucket] = job.result()
+            # Those that take longest first.
+            choosing = {
+                num_seqs: pool.submit(
+                    self._program, self._choice_fact(layout), self.lower_choice, layout
+                )
+                for num_seqs, layout in choices.items()
+            }
+            forwarding = {
+                layout.bucket: pool.submit(self._program, repr(layout), self.lower, layout)
+                for layout in layouts
+            }
+            num_programs = len(choosing) + len(forwarding)
+            for index, job in enumerate((*choosing.values(), *forwarding.values())):
+                job.result()
                 if progress is not None:
-                    progress(index + 1, len(layouts))
+                    progress(index + 1, num_programs)
+            self._choose = {num_seqs: job.result() for num_seqs, job in choosing.items()}
+            self._forward = {bucket: job.result() for bucket, job in forwarding.items()}
         finally:
             # Whoever interrupts us waits for the program at hand, not for all of them.
             pool.shutdown(cancel_futures=True)
@@ -210,7 +173,7 @@ class JaxModelRunner:
         assert self._group is not None
         for order in self._group.orders():
             if order.bucket is None:
-                self._state = self._new_state()
+                self._state = self._devices.new_state(self._model, self._config)
                 continue
             layout = self._builder.layouts[order.bucket]
             resident = self._no_rules[layout.bucket.num_seqs]
@@ -223,22 +186,46 @@ class JaxModelRunner:
             self._group.dismiss()
         self._guard.disarm()
 
-    def _program(self, layout: BatchLayout) -> jax.stages.Compiled:
-        """Return a bucket's program, from the store if it is there."""
-        rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
-        fact = repr((layout, rules))
+    def _program(
+        self, fact: str, lower: Callable[[BatchLayout], jax.stages.Lowered], layout: BatchLayout
+    ) -> jax.stages.Compiled:
+        """Return a program, from the store if it is there."""
         kept = None if self._store is None else self._store.load(fact)
-        program = kept or self.lower(layout).compile()
+        program = kept or lower(layout).compile()
         if self._store is not None and kept is None:
             self._store.save(fact, program)
         return program
 
     def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
-        """Trace one bucket's step and lower it to the compiler's input."""
-        step = self._devices.spread(make_step(self._graph, self._weights_tree, layout))
-        packed = self._devices.input_of(layout.size)
-        rules = self._no_rules[layout.bucket.num_seqs]
-        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed, rules)
+        """Trace one bucket's way through the layers, and lower it to the compiler's input."""
+        forward = self._devices.spread_forward(
+            make_forward(self._graph, self._weights_tree, layout)
+        )
+        packed = self._devices.describe(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
+        state = self._state
+        return jax.jit(forward, donate_argnums=1).lower(
+            self._weights, state.kv_cache, state.last_token, packed
+        )
+
+    def lower_choice(self, layout: BatchLayout) -> jax.stages.Lowered:
+        """Trace how tokens are chosen in one bucket, and lower that."""
+        num_seqs = layout.bucket.num_seqs
+        forwarded = jax.eval_shape(
+            lambda: Forwarded(
+                hidden=jnp.zeros((num_seqs, self._model.hidden_size), jnp.float32),
+                pending=jnp.zeros(num_seqs, jnp.int32),
+                packed=jnp.zeros(layout.choice.size, jnp.int32),
+            )
+        )
+        choose = self._devices.spread_choose(
+            make_choose(self._graph, self._weights_tree, layout.choice)
+        )
+        return jax.jit(choose).lower(
+            self._weights,
+            self._state.last_token,
+            self._devices.describe(forwarded),
+            self._no_rules[num_seqs],
+        )
 
     def execute(self, output: SchedulerOutput) -> "_JaxStep":
         """Launch a step without waiting for it."""
@@ -251,8 +238,8 @@ class JaxModelRunner:
         For measurements only: it leaves other tokens behind than one run would.
         """
         step, rules = self._pack(output)
-        # So that nothing is in flight.
-        np.asarray(self._launch(step.layout, step.packed, rules).sampled)
+        results = self._launch(step.layout, step.packed, rules)
+        np.asarray(results.sampled)  # so that nothing is in flight
         start_s = time.perf_counter()
         for _ in range(repeats):
             results = self._launch(step.layout, step.packed, rules)
@@ -270,7 +257,7 @@ class JaxModelRunner:
         """Start from an empty cache; the old one may be lost with the failed step."""
         if self._group is not None:
             self._group.tell(StepOrder(None, {}))
-        self._state = self._new_state()
+        self._state = self._devices.new_state(self._model, self._config)
 
     def _measure_times(self) -> list[float]:
         """Return how long every bucket takes, and keep that for the next start."""
@@ -289,6 +276,10 @@ class JaxModelRunner:
         if not 1 / MOST_PACE_CHANGE <= pace <= MOST_PACE_CHANGE:
             return None
         return [time_s * pace for time_s in times_s]
+
+    def _choice_fact(self, layout: BatchLayout) -> str:
+        rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
+        return repr((layout.choice, rules))
 
     @property
     def _times_fact(self) -> str:
@@ -315,10 +306,15 @@ class JaxModelRunner:
         return self._run(layout, packed, rules)
 
     def _run(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
-        program = self._programs[layout.bucket]
-        results: StepResults
-        self._state, results = program(self._weights, self._state, packed, rules)
-        return results
+        last_token = self._state.last_token
+        kv_cache, forwarded, prompt_rows = self._forward[layout.bucket](
+            self._weights, self._state.kv_cache, last_token, packed
+        )
+        last_token, sampled, rows = self._choose[layout.bucket.num_seqs](
+            self._weights, last_token, forwarded, rules
+        )
+        self._state = DeviceState(kv_cache, last_token)
+        return StepResults(sampled, rows, prompt_rows)
 
     def _rule_layout(self, num_seqs: int) -> RuleLayout:
         return RuleLayout(num_seqs, self._model.vocab_size, self._config.max_model_len)

@@ -10,13 +10,13 @@ Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles, N
 K kv heads, H head dim.
 """
 
-from collections.abc import Mapping
+import math
 from typing import Protocol
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import mosaic_gpu, native, reference, triton
+from kernels_pallas import native, reference
 from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -61,15 +61,26 @@ class _Implementation(Protocol):
         num_kv_heads: int,
         scale: float,
         decode_only: bool,
+        sliding_window: int | None,
+        soft_cap: float | None,
     ) -> Float[Array, "T N H"]: ...
 
 
-_IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {
-    "reference": reference,
-    "native": native,
-    "triton": triton,
-    "mosaic_gpu": mosaic_gpu,
-}
+def _implementation(kernel: AttentionKernel) -> _Implementation:
+    """Return a kernel's module. What those for GPUs import takes half a second: only where used."""
+    match kernel:
+        case "reference":
+            return reference
+        case "native":
+            return native
+        case "triton":
+            from kernels_pallas import triton
+
+            return triton
+        case "mosaic_gpu":
+            from kernels_pallas import mosaic_gpu
+
+            return mosaic_gpu
 
 
 def new_kv_cache(
@@ -90,7 +101,7 @@ def new_kv_cache(
     Raises:
         ValueError: a block size or a dtype that the kernel does not have.
     """
-    return _IMPLEMENTATIONS[kernel].new_kv_cache(
+    return _implementation(kernel).new_kv_cache(
         num_layers=num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -119,7 +130,7 @@ def write_kv(
     """
     if k_TKH.shape != v_TKH.shape:
         raise ValueError(f"k has shape {k_TKH.shape} but v has {v_TKH.shape}")
-    return _IMPLEMENTATIONS[kv_cache.kernel].write_kv(
+    return _implementation(kv_cache.kernel).write_kv(
         kv_cache, k_TKH, v_TKH, slot_mapping_T, first_block=first_block
     )
 
@@ -133,6 +144,8 @@ def ragged_paged_attention(
     num_kv_heads: int,
     scale: float,
     decode_only: bool = False,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """Return causal attention of every packed token over its own sequence.
 
@@ -148,6 +161,9 @@ def ragged_paged_attention(
         num_kv_heads: K; N must be a multiple of it.
         scale: factor on the scores, usually H ** -0.5.
         decode_only: promise that every sequence has one query token; smaller program.
+        sliding_window: how many positions a token sees, its own and those before; None for all.
+            The batch must be planned with it.
+        soft_cap: scaled scores s become soft_cap * tanh(s / soft_cap); None leaves them.
 
     Returns:
         Outputs in f32; padding rows are finite.
@@ -182,7 +198,12 @@ def ragged_paged_attention(
         raise ValueError(
             f"query_start_loc has shape {batch.query_start_loc.shape}, expected ({num_seqs + 1},)"
         )
-    return _IMPLEMENTATIONS[kv_cache.kernel].ragged_paged_attention(
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window {sliding_window} must be at least 1")
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(f"soft_cap {soft_cap} must be a positive number")
+    batch.splits(sliding_window)  # is there such a plan, whoever needs it?
+    return _implementation(kv_cache.kernel).ragged_paged_attention(
         q_TNH,
         kv_cache,
         batch,
@@ -190,6 +211,8 @@ def ragged_paged_attention(
         num_kv_heads=num_kv_heads,
         scale=scale,
         decode_only=decode_only,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -159,10 +160,12 @@ def programs(kernel: WantedKernel) -> dict[str, Any]:
     [part] = {shard.data.shape for shard in cache.addressable_shards}
     sizes = ",".join(map(str, part))
     found = {}
-    for bucket, program in runner._programs.items():
+    compiled = {("decode" if b.decode_only else "mixed"): p for b, p in runner._forward.items()}
+    [compiled["choice"]] = runner._choose.values()
+    for name, program in compiled.items():
         text = program.as_text()
         memory = program.memory_analysis()
-        found["decode" if bucket.decode_only else "mixed"] = {
+        found[name] = {
             "collectives": Counter(COLLECTIVES.findall(text)),
             "of_the_cache": [
                 line
@@ -187,8 +190,8 @@ def second_start() -> list[list[int]]:
     answers = []
     with tempfile.TemporaryDirectory() as folder, without_compile_cache():
         for lower in (JaxModelRunner.lower, None):
-            JaxModelRunner.lower = lower
-            warm = warm_shards(checkpoint, programs_dir=Path(folder))
+            with patch.object(JaxModelRunner, "lower", lower):
+                warm = warm_shards(checkpoint, programs_dir=Path(folder))
             answers.append(list(warm.session().run([[1, 2, 3]], [params])[0]))
     return answers
 

@@ -25,6 +25,8 @@ __all__ = ["CREDITS", "StreamInbox", "TextDelta"]
 # Deltas that the server may send ahead of the reader, and how many read ones make a new credit.
 CREDITS = 256
 CREDIT_BATCH = CREDITS // 2
+# More than any answer has. A server that sends more of one stream, unread, is not listened to.
+MAX_UNREAD_CHARS = 16 * 1024 * 1024
 
 # Codes of errors that end the attempt to resume, and with it the stream for its reader.
 _RESUME_ERRORS = frozenset({"resume_unknown", "resume_gap", "resumed_elsewhere"})
@@ -69,8 +71,10 @@ class StreamInbox:
         self.on_credit: Callable[[StreamInbox, int], None] | None = None
         self._next_seq = 0
         self._may_jump = False  # the next delta may stand for several
+        self._num_allowed = CREDITS  # deltas that may yet come
         self._num_unread = 0
         self._num_uncredited = 0
+        self._num_unread_chars = 0
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -115,11 +119,13 @@ class StreamInbox:
                 self.lost_s = None
                 self.num_resumes += 1
                 self._may_jump = True
+                self._num_allowed = CREDITS
                 self._num_uncredited = -self._num_unread  # its credits were granted anew
             case Delta():
                 if not (self._may_jump and message.seq > self._next_seq):
                     self._check_seq(message.seq)
                 self._may_jump = False
+                self._check_size(len(message.text))
                 self._next_seq = message.seq + 1
                 self._num_unread += 1
                 if not self._discards:
@@ -177,6 +183,7 @@ class StreamInbox:
         return None
 
     def _clear(self) -> None:
+        self._num_unread_chars = 0
         self._texts.clear()
         self._token_ids.clear()
         self._logprobs.clear()
@@ -191,9 +198,20 @@ class StreamInbox:
         self._num_unread = 0
         if self.on_credit is not None and self._num_uncredited >= CREDIT_BATCH:
             num_credits, self._num_uncredited = self._num_uncredited, 0
+            self._num_allowed += num_credits
             # It may have waited for us: the silence until now says nothing about it.
             self.last_arrival_s = asyncio.get_running_loop().time()
             self.on_credit(self, num_credits)
+
+    def _check_size(self, num_chars: int) -> None:
+        """Count a delta; whatever the server does, what it can make us hold is bounded."""
+        self._num_allowed -= 1
+        if self._num_allowed < 0 and not self.is_cancelled:  # a cancel lifts the limit
+            raise ProtocolError(f"more of stream {self.stream_id!r} came than was asked for")
+        if not self._discards:
+            self._num_unread_chars += num_chars
+        if self._num_unread_chars > MAX_UNREAD_CHARS:
+            raise ProtocolError(f"too much of stream {self.stream_id!r} came at a time")
 
     def _check_seq(self, seq: int) -> None:
         if seq != self._next_seq:

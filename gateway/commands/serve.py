@@ -43,6 +43,7 @@ from gateway.tokenizer import Tokenizer
 from jaxengine.build import BuiltEngine, EngineOptions, build_engine
 from jaxengine.config import EngineConfig
 from jaxengine.host_memory import keep_freed_memory
+from jaxengine.host_threads import put_device_threads_behind
 from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.processes import ProcessGroup, ProcessOptions
 from jaxengine.weights.checkpoint import open_checkpoint
@@ -91,6 +92,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     config = _gateway_config(options, model_name=files.name)
     keep_freed_memory()
     group = _join(console, process_options)
+    put_device_threads_behind()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
     template = ChatTemplate.from_model(files, source=source)
@@ -275,6 +277,8 @@ def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
             max_body_bytes=options["max_body_bytes"],
             max_connections=options["max_connections"],
             ws_max_connections=options["max_websockets"],
+            ws_idle_timeout_s=options["websocket_idle_timeout"],
+            ws_max_age_s=options["websocket_max_age"],
             header_timeout_s=options["header_timeout"],
             body_read_timeout_s=options["body_timeout"],
             send_timeout_s=options["send_timeout"],

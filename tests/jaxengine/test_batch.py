@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from compile_cache import use_compile_cache
-from jaxengine.batch import BatchBuilder, BatchLayout, pick_token_ids
+from jaxengine.batch import BatchBuilder, pick_token_ids
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.request import Request
 from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
@@ -15,13 +16,14 @@ SPARE_ROW = 9
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 
 
-def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71)):
+def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71), window=None):
     return BatchBuilder(
         [Bucket(*bucket) for bucket in buckets or [(16, 4, False), (4, 4, True)]],
         block_size=block_size,
         max_blocks_per_seq=max_blocks,
         spare_row=SPARE_ROW,
         eos_token_ids=eos,
+        sliding_window=window,
     )
 
 
@@ -139,7 +141,8 @@ def test_sampling_parameters_travel_as_their_bits():
         )
     )
     use_compile_cache()
-    batch = jax.jit(layout.unpack)(packed).sampling
+    end = packed[-layout.choice.size :]
+    batch = jax.jit(layout.choice.unpack)(end).sampling
     np.testing.assert_array_equal(batch.temperature, np.float32([0, 0.8, 0, 0]))
     np.testing.assert_array_equal(batch.top_k, [0, 40, 0, 0])
     np.testing.assert_array_equal(batch.top_p, np.float32([0, 0.9, 0, 0]))
@@ -200,13 +203,23 @@ def test_end_and_stop_tokens_are_suppressed_until_min_tokens(num_sampled, change
     assert views["any_suppressed"] == bool(expected)
 
 
-def test_the_views_of_a_layout_share_its_buffer_without_gaps():
-    layout = BatchLayout(Bucket(8, 4, False), 3, 2)
-    packed = np.arange(layout.size, dtype=np.int32)
-    flat = np.concatenate([view.reshape(-1) for view in layout.views(packed).values()])
-    np.testing.assert_array_equal(flat, packed)
-
-
 def test_pending_tokens_come_from_the_memory_of_their_row():
     picked = pick_token_ids(jnp.array([7, -1, 0, -3]), jnp.array([100, 101, 102]))
     assert picked.tolist() == [7, 100, 0, 102]
+
+
+def test_layers_with_a_window_have_a_plan_of_their_own():
+    """Position 299 sees from 280 on; 256 is the last multiple of 128 before it."""
+    builder = make_builder((4, 4, True), block_size=64, window=20)
+    long, short = item(range(300), 299, 1, blocks=range(1, 6)), item(range(5), 4, 1)
+    layout, packed, *_ = builder.build(step_of(long, short))
+    views = layout.views(packed)
+    assert views["decode_splits"][:2].tolist() == [[0, 0, 5], [1, 0, 300]]
+    assert views["window_splits"][:2].tolist() == [[0, 0, 5], [1, 256, 300]]
+    assert views["window_split_starts"].tolist() == [0, 1, 2, 2, 2]
+    attention = layout.unpack(jnp.asarray(packed)).attention
+    np.testing.assert_array_equal(attention.splits(20)[0], views["window_splits"])
+    assert BatchLayout(layout.bucket, 6, 2).unpack(jnp.asarray(packed)).attention[9:] == (
+        None,
+        None,
+    )
