@@ -21,26 +21,25 @@ async def test_two_processes_give_the_answers_of_hugging_face_and_end_together()
         address = f"127.0.0.1:{server.getsockname()[1]}"
     arguments = (*SHARED, "--coordinator-address", address)
     environment = {"JAX_COMPILATION_CACHE_DIR": str(Path(cache_dir()) / "test-compiled")}
-    follower = subprocess.Popen(
+    with subprocess.Popen(
         [find_headrace(), "serve", *arguments, "--process-id", "1"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
-    )
-    try:
-        with served(*arguments, "--process-id", "0", environment=environment) as leader:
-            assert "on 2 devices (cpu)" in leader.log
-            assert "each device has 2 of 4 query heads and 1 of 2 kv heads" in leader.log
-            async with aiohttp.ClientSession(leader.url) as session:
-                await check_answers(session)
-        _, said = follower.communicate()
-        assert follower.returncode == 0, said[-2000:]
-        assert "process 1 of 2 follows process 0" in said
-        assert "process 0 has ended" in said
-    finally:
-        follower.kill()
-        follower.communicate()
+    ) as follower:
+        try:
+            with served(*arguments, "--process-id", "0", environment=environment) as leader:
+                assert "on 2 devices (cpu)" in leader.log
+                assert "each device has 2 of 4 query heads and 1 of 2 kv heads" in leader.log
+                async with aiohttp.ClientSession(leader.url) as session:
+                    await check_answers(session)
+            _, said = follower.communicate()
+            assert follower.returncode == 0, said[-2000:]
+            assert "process 1 of 2 follows process 0" in said
+            assert "process 0 has ended" in said
+        finally:
+            follower.kill()
 
 
 async def check_answers(session):

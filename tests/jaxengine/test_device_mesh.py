@@ -12,6 +12,9 @@ from golden_model import GOLDEN_DIR, TINY_DIR
 from jaxengine.device_mesh import DeviceMesh, open_mesh
 from many_devices import run_on_devices
 
+# All runs of a number of devices are in one process.
+pytestmark = pytest.mark.timeout(600)
+
 # On two devices and on four: with two kv heads, with one, with biases, norms of heads, a table of
 # its own for the output; with the kernel that a server here would take, and with the reference.
 ON_TWO = ("tiny_answers,llama,auto", "tiny_answers,qwen3,reference")
