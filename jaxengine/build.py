@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from jaxengine.config import (
     Dtype,
     EngineConfig,
     KVCacheDtype,
+    Quantization,
     SchedulingPolicy,
 )
 from jaxengine.device_mesh import DeviceMesh, open_mesh
@@ -58,6 +60,7 @@ class EngineOptions:
     """
 
     dtype: Dtype = "bfloat16"
+    quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtype = "auto"
     attention_kernel: WantedKernel = "auto"
     tensor_parallel_size: int = 1
@@ -192,6 +195,7 @@ def plan_engine(
     max_model_len = min(wanted, num_usable * options.block_size)
     config = EngineConfig(
         dtype=options.dtype,
+        quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         attention_kernel=kernel,
         max_model_len=max_model_len,
@@ -258,11 +262,11 @@ def build_engine(
     )
     if group is not None:
         group.check_agreement(repr((model, replace(config, tenant_weights={}))))
-    packed = attention.can_project and config.dtype == "bfloat16"
+    packed = _can_pack(config, attention)
     with ThreadPoolExecutor(1) as beside:
         # The device fills its memory, while the host arranges weights.
         state = beside.submit(devices.new_state, shard, config)
-        decoder = _load(checkpoint, model, devices, config.dtype, packed, weights_progress)
+        decoder = _load(checkpoint, model, devices, config, packed, weights_progress)
     runner = JaxModelRunner(
         decoder,
         shard,
@@ -309,15 +313,21 @@ def _load(
     checkpoint: CheckpointSource,
     model: ModelConfig,
     devices: DeviceMesh,
-    dtype: Dtype,
+    config: EngineConfig,
     packed: bool,
     progress: Progress | None,
 ) -> Decoder:
     """Load the model, or a shard of it on each device."""
     sharding = devices.weights_sharding
-    if sharding is None:
-        return load_decoder(model, checkpoint, dtype=dtype, packed=packed, progress=progress)
-    return load_shards(model, checkpoint, sharding, dtype=dtype, packed=packed, progress=progress)
+    load = load_decoder if sharding is None else partial(load_shards, sharding=sharding)
+    return load(
+        model,
+        checkpoint,
+        dtype=config.dtype,
+        packed=packed,
+        quantization=config.quantization,
+        progress=progress,
+    )
 
 
 def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoice:
@@ -338,6 +348,13 @@ def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoic
     if choice.library is not None:
         native.load(choice.library)
     return choice
+
+
+def _can_pack(config: EngineConfig, attention: KernelChoice) -> bool:
+    """Whether there are products for packed weights; those of eight bits need no instructions."""
+    if config.quantization is not None:
+        return attention.library is not None
+    return attention.can_project and config.dtype == "bfloat16"
 
 
 def _block_bytes(options: EngineOptions, model: ModelConfig, kernel: AttentionKernel) -> int:

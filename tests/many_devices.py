@@ -81,7 +81,11 @@ def warm_shards(
     mesh = open_mesh(len(jax.devices()))
     shard = shard_of(model, mesh.num_devices)
     decoder = load_shards(
-        model, checkpoint, mesh.weights_sharding, dtype=config.dtype, packed=packed
+        model,
+        checkpoint,
+        sharding=mesh.weights_sharding,
+        dtype=config.dtype,
+        packed=packed,
     )
     runner = JaxModelRunner(decoder, shard, config, devices=mesh, programs_dir=programs_dir)
     runner.warm_up()

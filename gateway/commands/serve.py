@@ -186,6 +186,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
     try:
         return EngineOptions(
             dtype=options["dtype"],
+            quantization=options["quantization"],
             kv_cache_dtype=options["kv_cache_dtype"],
             attention_kernel=options["attention_kernel"],
             tensor_parallel_size=options["tensor_parallel_size"],
@@ -334,10 +335,12 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
     """Say what was decided: what an operator needs to know about capacity."""
     config: EngineConfig = built.config
     capacity = config.kv_capacity_tokens
-    devices = built.devices
-    kind, number = devices.devices[0].device_kind, devices.num_devices
-    where = kind if number == 1 else f"{number} devices ({kind})"
-    console.print(f"model {name} ({built.model.family}), {config.dtype}, on {where}")
+    kind: str = config.dtype
+    if config.quantization is not None:
+        kind += f" with weights in {config.quantization}"
+    device, number = built.devices.devices[0].device_kind, built.devices.num_devices
+    where = device if number == 1 else f"{number} devices ({device})"
+    console.print(f"model {name} ({built.model.family}), {kind}, on {where}")
     if number > 1:
         shard = built.shard
         console.print(
@@ -366,8 +369,11 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
 def _memory_table(built: BuiltEngine) -> Table:
     config, memory = built.config, built.memory
     cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype)
+    weights: str = config.dtype
+    if config.quantization is not None:
+        weights = f"{config.quantization}, the embedding {config.dtype}"
     parts = (
-        MemoryPart("weights", memory.weights, config.dtype),
+        MemoryPart("weights", memory.weights, weights),
         MemoryPart(
             "KV cache",
             memory.kv_cache,

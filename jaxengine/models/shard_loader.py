@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import DTypeLike
 from numpy.typing import NDArray
 
+from jaxengine.config import Quantization
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
@@ -93,10 +94,11 @@ class ShardSource:
 def load_shards(
     model: ModelConfig,
     source: TensorSource,
-    sharding: NamedSharding,
     *,
+    sharding: NamedSharding,
     dtype: DTypeLike,
     packed: bool = False,
+    quantization: Quantization | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Load a shard on each device of a mesh that is ours, one after the other.
@@ -107,6 +109,7 @@ def load_shards(
         sharding: along the first axis of every array, over all devices of the mesh.
         dtype: of the matrices.
         packed: as of Decoder.
+        quantization: likewise.
         progress: called with (tensors loaded, tensors in all), those of each shard counted.
 
     Returns:
@@ -131,6 +134,7 @@ def load_shards(
             ShardSource(source, model, num_shards=num_shards, index=index),
             dtype=dtype,
             packed=packed,
+            quantization=quantization,
             device=devices[index],
             progress=advance,
         )

@@ -83,7 +83,7 @@ def test_a_mesh_of_one_device_loads_what_the_loader_loads():
     decoder = load_shards(
         model,
         checkpoint,
-        sharding,
+        sharding=sharding,
         dtype="bfloat16",
         progress=lambda done, total: seen.append((done, total)),
     )
