@@ -29,7 +29,7 @@ namespace ffi = xla::ffi;
 constexpr int DEPTH = 64;  // inputs of a tile
 constexpr int WORD = 4;    // numbers in a word of a row, or of weights
 // Rows that a thread rounds at a time; for fewer numbers another costs more than it helps.
-constexpr int64_t ROWS_PER_TASK = 8, NUMBERS_PER_THREAD = 16384;
+constexpr int64_t ROWS_PER_TASK = 8, NUMBERS_PER_THREAD = 1 << 17;
 
 static_assert(DEPTH == ROTATED, "a row has whole tiles exactly if it can be rotated");
 
