@@ -43,6 +43,9 @@ RUNNERS = {
         f"threes-bfloat16-{dtype}": partial(warm_random_runner, "bfloat16", dtype, **THREES)
         for dtype in ("float16", "fp8_e4m3", "fp8_e5m2", "int8")
     },
+    "threes-bfloat16-quantized": lambda: warm_random_runner(
+        "bfloat16", quantization="int8", **THREES
+    ),
     # All others run on the kernel that a server here would take.
     "llama-float32-reference": lambda: warm_tiny_runner("llama", "float32", kernel="reference"),
     "threes-bfloat16-reference": lambda: warm_random_runner(
