@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -262,12 +262,16 @@ class _WatchedRunner:
     def compiles_after_ready(self) -> int:
         return self._runner.compiles_after_ready
 
-    def execute(self, output: SchedulerOutput) -> StepHandle:
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence[StepHandle]:
+        steps = self._runner.execute(map(self._watch, outputs))
+        return [_WatchedStep(self, step) for step in steps]
+
+    def _watch(self, output: SchedulerOutput) -> SchedulerOutput:
         if self._is_probe(output):
             start_s = time.perf_counter()
             self.device_s = self._runner.seconds_on_device(output, repeats=PROBE_REPEATS)
             self.probed_s = time.perf_counter() - start_s
-        return _WatchedStep(self, self._runner.execute(output))
+        return output
 
     def reset(self) -> None:
         self._runner.reset()

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Int
+from numpy.typing import NDArray
 
 from jaxengine.batch import BatchBuilder, BatchLayout, PackedStep, pick_token_ids
 from jaxengine.buckets import Bucket, buckets_for
@@ -103,6 +104,29 @@ def make_step(
     return step
 
 
+def make_steps(
+    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
+) -> Callable[
+    [list[Array], DeviceState, Int[Array, "K _"], RuleArrays], tuple[DeviceState, StepResults]
+]:
+    """Return several of one bucket's steps after each other, to be compiled as a step is.
+
+    Their results are stacked, without log-probabilities.
+    """
+    step = make_step(graph, tree, layout)
+
+    def steps(
+        weights: list[Array], state: DeviceState, packed: Int[Array, "K _"], rules: RuleArrays
+    ) -> tuple[DeviceState, StepResults]:
+        def one(state: DeviceState, packed: Int[Array, "_"]) -> tuple[DeviceState, StepResults]:
+            state, (sampled, logprobs, prompt_logprobs) = step(weights, state, packed, rules)
+            return state, StepResults(sampled, logprobs[:0], prompt_logprobs[:0])
+
+        return lax.scan(one, state, packed)
+
+    return steps
+
+
 class JaxModelRunner:
     """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
 
@@ -130,6 +154,7 @@ class JaxModelRunner:
             eos_token_ids=model.eos_token_ids,
         )
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
+        self._programs_ahead: dict[Bucket, jax.stages.Compiled] = {}  # of several steps
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
         self._state = new_device_state(model, config)
@@ -153,7 +178,8 @@ class JaxModelRunner:
 
         That of the largest one, and the arrays that steps without rules about tokens share.
         """
-        analyses = [program.memory_analysis() for program in self._programs.values()]
+        programs = (*self._programs.values(), *self._programs_ahead.values())
+        analyses = [program.memory_analysis() for program in programs]
         largest: int = max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
         shared: int = sum(array.nbytes for array in jax.tree.leaves(self._no_rules))
         return largest + shared
@@ -173,48 +199,75 @@ class JaxModelRunner:
         Args:
             progress: called with (programs ready, programs in all).
         """
-        layouts = self._builder.layouts
+        num_ahead = self._config.decode_steps
+        wanted = [(self._programs, layout, 1) for layout in self._builder.layouts]
+        if num_ahead > 1:
+            wanted += [
+                (self._programs_ahead, layout, num_ahead)
+                for layout in self._builder.layouts
+                if layout.bucket.num_tokens == layout.bucket.num_seqs
+            ]
         # Tracing holds the interpreter lock; compiling and loading do not.
         pool = ThreadPoolExecutor(max_workers=2)
         try:
-            jobs = [(layout, pool.submit(self._program, layout)) for layout in layouts]
-            for index, (layout, job) in enumerate(jobs):
-                self._programs[layout.bucket] = job.result()
+            jobs = [
+                (programs, layout, pool.submit(self._program, layout, num_steps))
+                for programs, layout, num_steps in wanted
+            ]
+            for index, (programs, layout, job) in enumerate(jobs):
+                programs[layout.bucket] = job.result()
                 if progress is not None:
-                    progress(index + 1, len(layouts))
+                    progress(index + 1, len(jobs))
         finally:
             # Whoever interrupts us waits for the program at hand, not for all of them.
             pool.shutdown(cancel_futures=True)
         self._bucket_times_s = dict(
             zip(self.buckets, self._recall_times() or self._measure_times(), strict=True)
         )
+        for layout in [x for x in self._builder.layouts if x.bucket in self._programs_ahead]:
+            idle = np.stack([self._idle_step(layout)] * num_ahead)
+            np.asarray(self._launch(layout, idle, self._no_rules[layout.bucket.num_seqs]).sampled)
         self._guard.arm()
 
     def close(self) -> None:
         """Stop counting compilations."""
         self._guard.disarm()
 
-    def _program(self, layout: BatchLayout) -> jax.stages.Compiled:
+    def _program(self, layout: BatchLayout, num_steps: int) -> jax.stages.Compiled:
         """Return a bucket's program, from the store if it is there."""
         rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
-        fact = repr((layout, rules))
+        fact = repr((layout, rules, num_steps))
         kept = None if self._store is None else self._store.load(fact)
-        program = kept or self.lower(layout).compile()
+        program = kept or self.lower(layout, num_steps).compile()
         if self._store is not None and kept is None:
             self._store.save(fact, program)
         return program
 
-    def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
-        """Trace one bucket's step and lower it to the compiler's input."""
-        step = make_step(self._graph, self._weights_tree, layout)
-        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+    def lower(self, layout: BatchLayout, num_steps: int = 1) -> jax.stages.Lowered:
+        """Trace one bucket's step, or several of them, and lower it to the compiler's input."""
+        make = make_step if num_steps == 1 else make_steps
+        shape = (layout.size,) if num_steps == 1 else (num_steps, layout.size)
+        step = make(self._graph, self._weights_tree, layout)
+        packed = jax.ShapeDtypeStruct(shape, jnp.int32)
         rules = self._no_rules[layout.bucket.num_seqs]
         return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed, rules)
 
-    def execute(self, output: SchedulerOutput) -> "_JaxStep":
-        """Launch a step without waiting for it."""
-        step, rules = self._pack(output)
-        return _JaxStep(self._launch(step.layout, step.packed, rules), step, output.scheduled)
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> list["_JaxStep"]:
+        """Launch steps without waiting for them; see engine_core.ModelRunner."""
+        steps: list[tuple[PackedStep, RuleArrays, Sequence[ScheduledRequest]]] = []
+        for output in outputs:
+            # Who ends on the way leaves a hole in the bucket.
+            layout = steps[0][0].layout if steps else None
+            steps.append((*self._pack(output, layout), output.scheduled))
+        first, rules, _ = steps[0]
+        if len(steps) == 1 or len(steps) < self._config.decode_steps:
+            return [
+                _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
+                for step, rules, items in steps
+            ]
+        packed = np.stack([step.packed for step, _, _ in steps])
+        results = self._launch(first.layout, packed, rules)
+        return [_JaxStep(results, step, items, i) for i, (step, _, items) in enumerate(steps)]
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.
@@ -230,8 +283,10 @@ class JaxModelRunner:
         np.asarray(results.sampled)
         return (time.perf_counter() - start_s) / repeats
 
-    def _pack(self, output: SchedulerOutput) -> tuple[PackedStep, RuleArrays]:
-        step = self._builder.build(output)
+    def _pack(
+        self, output: SchedulerOutput, layout: BatchLayout | None = None
+    ) -> tuple[PackedStep, RuleArrays]:
+        step = self._builder.build(output, layout)
         rules = self._no_rules[step.layout.bucket.num_seqs]
         if step.rules:
             rules = self._rule_layout(step.layout.bucket.num_seqs).pack(step.rules, rules)
@@ -267,17 +322,25 @@ class JaxModelRunner:
         """Run a step without sequences; return the seconds that it took."""
         times_s = []
         for _ in range(2):  # the first run of a program has things to set up
-            packed = np.zeros(layout.size, np.int32)
-            # Only the reserved block and the spare row are written.
-            layout.views(packed)["rows"][:] = self._config.max_num_seqs
+            packed = self._idle_step(layout)
             start_s = time.perf_counter()
             rules = self._no_rules[layout.bucket.num_seqs]
             np.asarray(self._launch(layout, packed, rules).sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
-    def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
-        program = self._programs[layout.bucket]
+    def _idle_step(self, layout: BatchLayout) -> NDArray[np.int32]:
+        """Return a step that writes only the reserved block and the spare row."""
+        packed = np.zeros(layout.size, np.int32)
+        layout.views(packed)["rows"][:] = self._config.max_num_seqs
+        return packed
+
+    def _launch(
+        self, layout: BatchLayout, packed: NDArray[np.int32], rules: RuleArrays
+    ) -> StepResults:
+        """Start a step, or several that are stacked."""
+        programs = self._programs if packed.ndim == 1 else self._programs_ahead
+        program = programs[layout.bucket]
         results: StepResults
         self._state, results = program(self._weights, self._state, packed, rules)
         return results
@@ -287,12 +350,21 @@ class JaxModelRunner:
 
 
 class _JaxStep:
-    """A launched step whose tokens are on their way to the host."""
+    """A launched step whose tokens are on their way to the host.
+
+    Args:
+        index: which one it is, if the results are of several steps.
+    """
 
     def __init__(
-        self, results: StepResults, step: PackedStep, items: Sequence[ScheduledRequest]
+        self,
+        results: StepResults,
+        step: PackedStep,
+        items: Sequence[ScheduledRequest],
+        index: int | None = None,
     ) -> None:
         self._results = results
+        self._index = index
         self._step = step
         self._items = items
         self.num_slots = step.layout.bucket.num_tokens
@@ -307,7 +379,8 @@ class _JaxStep:
         return bool(self._results.sampled.is_ready())  # type: ignore[attr-defined]
 
     def result(self) -> Sequence[int]:
-        token_ids: list[int] = np.asarray(self._results.sampled).tolist()
+        sampled = np.asarray(self._results.sampled)
+        token_ids: list[int] = (sampled if self._index is None else sampled[self._index]).tolist()
         return [token_ids[seq] for seq in self._step.sequences]
 
     def logprobs(self) -> Mapping[int, ItemLogprobs]:

@@ -41,7 +41,12 @@ def item(token_ids, first, count, *, row=0, blocks=(1, 2, 3), pending=False):
 
 
 def execute(warm, *items):
-    return warm.runner.execute(step_of(*items))
+    return launch(warm, step_of(*items))
+
+
+def launch(warm, output):
+    (step,) = warm.runner.execute([output])
+    return step
 
 
 def next_token(warm, *items):
@@ -80,8 +85,8 @@ def test_a_step_says_how_many_slots_the_device_computes(warm):
 
 
 def test_a_step_of_nothing_but_wasted_slots_can_be_run(warm):
-    assert warm.runner.execute(step_of(padding_slots=9)).num_slots == 16
-    assert warm.runner.execute(step_of(padding_slots=65)).num_slots == 256
+    assert launch(warm, step_of(padding_slots=9)).num_slots == 16
+    assert launch(warm, step_of(padding_slots=65)).num_slots == 256
 
 
 def test_a_reset_forgets_the_cache_and_the_tokens(warm):
