@@ -260,14 +260,14 @@ class JaxModelRunner:
             layout = steps[0][0].layout if steps else None
             steps.append((*self._pack(output, layout), output.scheduled))
         first, rules, _ = steps[0]
-        if len(steps) == 1 or len(steps) < self._config.decode_steps:
-            return [
-                _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
-                for step, rules, items in steps
-            ]
-        packed = np.stack([step.packed for step, _, _ in steps])
-        results = self._launch(first.layout, packed, rules)
-        return [_JaxStep(results, step, items, i) for i, (step, _, items) in enumerate(steps)]
+        if len(steps) > 1 and len(steps) == self._config.decode_steps:
+            packed = np.stack([step.packed for step, _, _ in steps])
+            results = self._launch(first.layout, packed, rules)
+            return [_JaxStep(results, step, items, i) for i, (step, _, items) in enumerate(steps)]
+        return [
+            _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
+            for step, rules, items in steps
+        ]
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.
