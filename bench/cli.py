@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "fairness": CommandEntry("bench.fairness:fairness", "Light tenants beside one that floods."),
     "prefix": CommandEntry("bench.prefix:prefix", "Prefix caching without hits and with many."),
     "overload": CommandEntry("bench.overload:overload", "Twice as many requests as it can bear."),
+    "peers": CommandEntry("bench.peers:peers", "The same work for other servers, side by side."),
     "simulate": CommandEntry("bench.simulate:simulate", "Plan a fleet without any device."),
     "scheduler": CommandEntry("bench.scheduler:scheduler", "Host time of a scheduling step."),
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.machine import read_machine
 
-__all__ = ["describe_command", "describe_environment", "describe_revision"]
+__all__ = ["describe_command", "describe_environment", "describe_revision", "without_folder"]
 
 PACKAGES = ("headrace", "aiohttp", "jax", "jaxlib", "flax", "numpy")
 SECRET_OPTIONS = ("--api-key",)
@@ -40,8 +40,8 @@ def describe_environment(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_command(arguments: Sequence[str]) -> str:
-    """The command as it can be typed again, without secrets or the folder of the program."""
-    words = [Path(arguments[0]).name, *arguments[1:]]
+    """The command as it can be typed again, without secrets; of absolute paths the last names."""
+    words = [without_folder(word) for word in arguments]
     for position, word in enumerate(words):
         option, equals, _ = word.partition("=")
         if option in SECRET_OPTIONS and equals:
@@ -49,6 +49,12 @@ def describe_command(arguments: Sequence[str]) -> str:
         elif option in SECRET_OPTIONS and position + 1 < len(words):
             words[position + 1] = "***"
     return shlex.join(words)
+
+
+def without_folder(word: str) -> str:
+    """A word, or what comes after the "=" of it, without the folders of an absolute path."""
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{Path(value).name}" if value.startswith("/") else word
 
 
 def describe_revision(folder: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bench.summary import Distribution, LoadLevel
 from bench.verdict import Verdict, judge, print_verdicts
 from bench.windows import gaps_between
 
-__all__ = ["interference"]
+__all__ = ["Disturbance", "disturb", "interference"]
 
 POLL_S = 0.01
 SETTLE_SHARE = 0.1  # of the idle time, after the last stream has begun and after the prompt
@@ -196,6 +196,7 @@ async def measure_server(
     for part, long_prompt in enumerate(long_prompts[plan.repeats :]):
         streams = plan.streams(part, max_model_len)
         disturbance, record = await disturb(sender, streams, long_prompt, plan.idle_s)
+        await sender.wait_until_idle()
         disturbances.append(disturbance)
         records.append(record)
     idle = Distribution.of_seconds(gap for each in disturbances for gap in each.idle_gaps_s)
@@ -238,7 +239,6 @@ async def disturb(
         check_running(records)
         # The gaps that the end of the prompt falls into come to their end.
         await asyncio.sleep(SETTLE_SHARE * idle_s)
-    await sender.wait_until_idle()
     sent_s, done_s = long_record.start_s, long_record.start_s + long_record.first_token_s
     disturbance = Disturbance(
         idle_gaps_s=gaps_between(records, idle_start_s, sent_s),

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench.environment import describe_environment
+from bench.environment import describe_environment, without_folder
 from bench.report import open_console, write_json
 from bench.scenario import Sender
 from bench.server_process import ServerFailed, find_headrace, running_server
@@ -31,8 +31,12 @@ class BenchSetup:
     """What a measuring command works with.
 
     Attributes:
+        model: to serve; None for the built-in one.
+        serve_arguments: further ones for `headrace serve`.
         seed: of everything that is drawn.
         vocab_size: token ids of prompts are below it.
+        startup_timeout_s: after which a start has failed.
+        timeout_s: of silence, after which a request has failed.
         console: for results.
         progress: for lines that say what goes on.
     """
@@ -49,14 +53,16 @@ class BenchSetup:
         timeout_s: float,
         output_json: Path | None,
     ) -> None:
+        self.model = model
+        self.serve_arguments = serve_arguments
         self.vocab_size = vocab_size
         self.seed = seed
+        self.startup_timeout_s = startup_timeout_s
+        self.timeout_s = timeout_s
         self.console = open_console()
         self.progress = Console(stderr=True, highlight=False, soft_wrap=True)
         self._name = name
         self._arguments = [*([model] if model else []), *serve_arguments]
-        self._startup_timeout_s = startup_timeout_s
-        self._timeout_s = timeout_s
         self._output_json = output_json
         self._failures: Counter[str] = Counter()
         self._example: str | None = None
@@ -74,7 +80,7 @@ class BenchSetup:
             try:
                 command = [find_headrace(), "serve", *self._arguments, *flags]
                 with running_server(
-                    command, startup_timeout_s=self._startup_timeout_s, output=output
+                    command, startup_timeout_s=self.startup_timeout_s, output=output
                 ) as server:
                     return asyncio.run(self._work(server.url, work))
             except (ServerFailed, RequestFailed) as error:
@@ -83,7 +89,7 @@ class BenchSetup:
                 raise click.ClickException(f"{error}\nIts last words:\n{words}") from error
 
     async def _work[Result](self, url: str, work: Callable[[Sender], Awaitable[Result]]) -> Result:
-        async with open_session(None, self._timeout_s) as session:
+        async with open_session(None, self.timeout_s) as session:
             model = await find_model(session, url)
             return await work(Sender(session, Target(url=url, model=model["id"]), model))
 
@@ -91,8 +97,12 @@ class BenchSetup:
         """Note every request that failed, unless by one of the expected kinds."""
         for record in records:
             if record.error is not None and record.error not in expected:
-                self._failures[record.error] += 1
-                self._example = self._example or record.error_detail
+                self.note_failures({record.error: 1}, record.error_detail)
+
+    def note_failures(self, kinds: Mapping[str, int], example: str | None) -> None:
+        """Note what failed: how often, by kind, and what one of them said."""
+        self._failures.update(kinds)
+        self._example = self._example or example
 
     def finish(self, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         """Write the result file, and end with exit code 1 if a request failed unexpectedly."""
@@ -100,7 +110,7 @@ class BenchSetup:
             document = {
                 "schema": f"headrace.bench.{self._name}/1",
                 "environment": describe_environment(sys.argv),
-                "serve_arguments": self._arguments,
+                "serve_arguments": [without_folder(word) for word in self._arguments],
                 "settings": {"seed": self.seed, **settings},
                 **results,
                 "failures": dict(self._failures),

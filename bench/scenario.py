@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -14,7 +15,7 @@ from bench.scrape import EngineCounters, parse_counters
 from bench.stream import RequestFailed, RequestRecord
 from bench.summary import LoadLevel, LoadSummary, summarize
 from bench.target import Target, get_text, make_body, send
-from bench.workload import Prompt, WorkloadConfig, make_prompt
+from bench.workload import Prompt, PromptKind, WorkloadConfig, make_prompt
 
 __all__ = ["PlannedRequest", "ScenarioRun", "Sender", "plan_prompts"]
 
@@ -44,8 +45,9 @@ def plan_prompts(
     vocab_size: int,
     first_index: int = 0,
     shared_prefix_len: int = 0,
+    kind: PromptKind = "tokens",
 ) -> list[Prompt]:
-    """Prompts of token ids.
+    """Prompts of token ids, or of words.
 
     Args:
         input_lens: their lengths.
@@ -53,10 +55,12 @@ def plan_prompts(
         vocab_size: ids are below it, and not among the lowest, which are special.
         first_index: number of the first prompt; other numbers give other prompts.
         shared_prefix_len: how many of their first tokens are the same in all of them.
+        kind: "text" is for servers that take no ids; a length is then in words.
     """
     return [
         make_prompt(
             WorkloadConfig(
+                kind=kind,
                 input_len=input_len,
                 shared_prefix_len=shared_prefix_len,
                 min_token_id=min(LOWEST_TOKEN_ID, vocab_size // 2),
@@ -94,16 +98,19 @@ class Sender:
     Attributes:
         model_info: what the server lists for its model.
         clock: of the records.
+        fields: that the body of every request has besides.
     """
 
     session: aiohttp.ClientSession
     target: Target
     model_info: dict[str, object] = field(default_factory=dict)
     clock: Callable[[], float] = time.perf_counter
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     async def send(self, planned: PlannedRequest, record: RequestRecord) -> None:
         """Send one request and fill its record; an answer of another length has failed."""
-        extra = {} if planned.tenant is None else {"tenant": planned.tenant}
+        tenant = {} if planned.tenant is None else {"tenant": planned.tenant}
+        extra = {**self.fields, **tenant}
         body = make_body(self.target, planned.prompt, planned.output_len, extra)
         await send(self.session, self.target, body, record, self.clock)
         if record.error is None and record.output_tokens != planned.output_len:

@@ -14,7 +14,7 @@ from bench.report import print_summaries, write_json
 from bench.stream import RequestFailed
 from bench.summary import Goodput, LoadLevel
 from bench.target import Target
-from bench.workload import WorkloadConfig
+from bench.workload import PromptKind, WorkloadConfig
 
 __all__ = ["serve"]
 
@@ -136,7 +136,7 @@ def serve(
     input_len: int,
     output_len: int,
     shared_prefix_len: int,
-    prompt_kind: str | None,
+    prompt_kind: PromptKind | None,
     vocab_size: int,
     min_token_id: int,
     ignore_eos: bool,

@@ -1,23 +1,35 @@
-"""A `headrace serve` of our own on a free port, for as long as a block runs."""
+"""A server on a free port of ours, for as long as a block runs: `headrace serve` or another."""
 
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-__all__ = ["ServerFailed", "ServerProcess", "find_headrace", "running_server"]
+__all__ = [
+    "PORT",
+    "ServerFailed",
+    "ServerProcess",
+    "find_headrace",
+    "running_peer",
+    "running_server",
+    "stop_group",
+]
 
 POLL_INTERVAL_S = 0.02
 REQUEST_TIMEOUT_S = 5.0
+PEER_STOP_S = 20.0
+PORT = "{port}"  # in the command line of a server that must be told its port
 
 
 class ServerFailed(Exception):
@@ -31,12 +43,14 @@ class ServerProcess:
     Attributes:
         url: without a trailing slash.
         listening_s, ready_s: seconds from the start of the process until it said which port it
-            has, and until /ready answered 200. Resolution: POLL_INTERVAL_S.
+            has, and until it said that it is ready. Resolution: POLL_INTERVAL_S.
+        pid: of the process that was started.
     """
 
     url: str
     listening_s: float
     ready_s: float
+    pid: int
 
 
 def find_headrace() -> str:
@@ -82,7 +96,8 @@ def running_server(
             env={**os.environ, **(environment or {})},
         )
         try:
-            yield wait_until_ready(process, port_file, start_s, startup_timeout_s)
+            find_port = partial(read_port, port_file)
+            yield wait_until_ready(process, find_port, "/ready", start_s, startup_timeout_s)
         except BaseException:
             process.kill()
             process.wait()
@@ -90,8 +105,64 @@ def running_server(
         stop(process)
 
 
+@contextmanager
+def running_peer(
+    command: Sequence[str],
+    *,
+    ready_path: str,
+    startup_timeout_s: float,
+    output: IO[str],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[ServerProcess]:
+    """Someone else's server: it is told a free port, and may end as it likes when asked to.
+
+    Args:
+        command: the command line; PORT in it is replaced.
+        ready_path: answers 200 when it is ready.
+        startup_timeout_s: after which a server that is not ready has failed.
+        output: where its output goes.
+        environment: variables that it gets besides ours.
+
+    Raises:
+        ServerFailed: it cannot be started, ended by itself or was not ready in time.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_s = time.perf_counter()
+    try:
+        process = subprocess.Popen(
+            [word.replace(PORT, str(port)) for word in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # so that its children can be ended with it
+        )
+    except OSError as error:
+        raise ServerFailed(f"it cannot be started: {error}") from error
+    try:
+        yield wait_until_ready(process, lambda: port, ready_path, start_s, startup_timeout_s)
+    finally:
+        stop_group(process)
+
+
+def stop_group(process: subprocess.Popen[Any], timeout_s: float = PEER_STOP_S) -> None:
+    """Ask the leader of a session to end, then end whatever is left of it."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def wait_until_ready(
-    process: subprocess.Popen[bytes], port_file: Path, start_s: float, timeout_s: float
+    process: subprocess.Popen[bytes],
+    find_port: Callable[[], int | None],
+    ready_path: str,
+    start_s: float,
+    timeout_s: float,
 ) -> ServerProcess:
     """Poll from outside, as any supervisor of a process has to."""
     listening_s: float | None = None
@@ -102,13 +173,13 @@ def wait_until_ready(
         if now_s > timeout_s:
             raise ServerFailed(f"the server was not ready within {timeout_s:g} s")
         # Read anew each time: a file that is half written gives a wrong port once, not for ever.
-        port = read_port(port_file)
+        port = find_port()
         if port is not None:
             listening_s = now_s if listening_s is None else listening_s
-            if get_status(port, "/ready") == http.client.OK:
-                return ServerProcess(
-                    f"http://127.0.0.1:{port}", listening_s, time.perf_counter() - start_s
-                )
+            if get_status(port, ready_path) == http.client.OK:
+                ready_s = time.perf_counter() - start_s
+                url = f"http://127.0.0.1:{port}"
+                return ServerProcess(url, listening_s, ready_s, process.pid)
         time.sleep(POLL_INTERVAL_S)
 
 

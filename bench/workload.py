@@ -3,8 +3,9 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Prompt", "WorkloadConfig", "arrival_times", "make_prompt"]
+__all__ = ["Prompt", "PromptKind", "WorkloadConfig", "arrival_times", "make_prompt"]
 
 # Plain words, each one or two tokens in the usual vocabularies, for servers that take text only.
 WORDS = (
@@ -16,6 +17,7 @@ WORDS = (
 ).split()
 
 type Prompt = str | list[int]
+type PromptKind = Literal["tokens", "text"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class WorkloadConfig:
         seed: the same seed gives the same prompts.
     """
 
-    kind: str = "tokens"
+    kind: PromptKind = "tokens"
     input_len: int = 128
     output_len: int = 64
     shared_prefix_len: int = 0

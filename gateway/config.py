@@ -8,7 +8,7 @@ __all__ = ["METRICS_PREFIX", "GatewayConfig", "ReasoningFormat", "ToolParserName
 
 METRICS_PREFIX = "headrace"
 
-ToolParserName = Literal["auto", "hermes", "llama3_json", "mistral"]
+ToolParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_xml", "glm45"]
 ReasoningFormat = Literal["auto", "think", "none"]
 
 

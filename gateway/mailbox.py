@@ -10,7 +10,7 @@ Owns: the order of messages, credits, and which stream ids are in use. Never: to
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import UNSET
 
 from gateway.messages import Accepted, Delta, Done, Error, Resumed, ServerMessage
 from gateway.stream_buffer import StreamBuffer
+from gateway.token_logprobs import TokenLogprob
 
 __all__ = ["MAX_WAITING_REPLIES", "Close", "Mailbox", "Outbox", "PongFrame"]
 
@@ -56,6 +57,7 @@ class Mailbox:
         "_is_queued",
         "_last",
         "_outbox",
+        "_with_logprobs",
         "_with_token_ids",
         "buffer",
         "credits",
@@ -70,6 +72,7 @@ class Mailbox:
         buffer: StreamBuffer,
         *,
         with_token_ids: bool,
+        with_logprobs: bool = False,
         credits: int | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
@@ -79,6 +82,7 @@ class Mailbox:
         self.is_known = False
         self.on_end = on_end
         self._with_token_ids = with_token_ids
+        self._with_logprobs = with_logprobs
         self._first: Accepted | Resumed | None = None
         self._last: Done | Error | None = None
         self._outbox: Outbox | None = None
@@ -94,9 +98,11 @@ class Mailbox:
         self._first = message
         self._note_change()
 
-    def put_delta(self, text: str, token_ids: tuple[int, ...]) -> None:
+    def put_delta(
+        self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
+    ) -> None:
         """Add output; it merges with what still waits."""
-        self.buffer.put(text, token_ids)
+        self.buffer.put(text, token_ids if self._with_token_ids else (), logprobs)
         if not self._is_queued:
             self._note_change()
 
@@ -139,14 +145,15 @@ class Mailbox:
         if self.buffer.has_unsent:
             if self.credits is not None:
                 self.credits -= 1
-            seq, text, token_ids = self.buffer.take()
+            output = self.buffer.take()
             if self._last is not None:
                 self._note_change()
             return Delta(
                 id=self.stream_id,
-                seq=seq,
-                text=text,
-                token_ids=token_ids if self._with_token_ids else UNSET,
+                seq=output.seq,
+                text=output.text,
+                token_ids=output.token_ids if self._with_token_ids else UNSET,
+                logprobs=output.logprobs if self._with_logprobs else UNSET,
             )
         assert self._last is not None
         if self._outbox is not None:

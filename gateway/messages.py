@@ -20,6 +20,7 @@ from gateway.callers import Caller
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.generation import ChatMessage, GenerationRequest, Timing, Usage
 from gateway.token_fields import TokenFields
+from gateway.token_logprobs import TokenLogprob
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -79,6 +80,7 @@ class StartRequest(TokenFields, frozen=True, kw_only=True, omit_defaults=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    logprobs: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -183,6 +185,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     seq: int
     text: str
     token_ids: list[int] | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -419,7 +422,7 @@ def generation_request(request: StartRequest, *, caller: Caller) -> GenerationRe
             request.include_stop_str_in_output, default.include_stop_str_in_output
         ),
         ignore_eos=_either(request.ignore_eos, default.ignore_eos),
-        tokens=request.wishes(),
+        tokens=request.wishes(logprobs=request.logprobs),
         cache_salt=request.cache_salt,
         tenant=caller.tenant_of(request.tenant),
         account=caller.account,

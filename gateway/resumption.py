@@ -114,16 +114,15 @@ class ResumeStore:
             self.drop(next(iter(self._waiting.values())))
         token = secrets.token_urlsafe(TOKEN_BYTES)
         options = start.stream
-        with_token_ids = bool(start.return_token_ids)
         buffer = ResumeBuffer(
-            with_token_ids=with_token_ids,
             max_bytes=self._config.resume_stream_bytes,
             on_growth=lambda growth: self._grow(kept, growth),
         )
         mailbox = Mailbox(
             start.id,
             buffer,
-            with_token_ids=with_token_ids,
+            with_token_ids=bool(start.return_token_ids),
+            with_logprobs=start.request.logprobs is not None,
             credits=options.credits if options is not None else None,
             on_end=lambda: self._end(kept),
         )

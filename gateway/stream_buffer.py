@@ -6,15 +6,23 @@ whoever has everything up to a number can go on from there, on whatever connecti
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from gateway.token_logprobs import TokenLogprob
 
 __all__ = ["NumberedOutput", "PlainBuffer", "ResumeBuffer", "ResumeGap", "StreamBuffer"]
 
-ID_BYTES = array("i").itemsize
-DELTA_BYTES = 2 * array("q").itemsize
 
-type NumberedOutput = tuple[int, str, list[int]]  # seq, text, token ids
+class NumberedOutput(NamedTuple):
+    """A delta: its number, and what it adds."""
+
+    seq: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
 
 
 class ResumeGap(Exception):
@@ -32,8 +40,13 @@ class StreamBuffer(Protocol):
     @property
     def has_unsent(self) -> bool: ...
 
-    def put(self, text: str, token_ids: tuple[int, ...]) -> None:
-        """Add output; the ids are left out unless the client asked for them."""
+    @property
+    def num_unsent_bytes(self) -> int: ...
+
+    def put(
+        self, text: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprob] = ()
+    ) -> None:
+        """Add output; nothing that the client did not ask for."""
         ...
 
     def take(self) -> NumberedOutput:
@@ -44,103 +57,82 @@ class StreamBuffer(Protocol):
 class PlainBuffer:
     """Forgets what it has given out."""
 
-    def __init__(self, *, with_token_ids: bool) -> None:
+    def __init__(self) -> None:
         self.next_seq = 0
-        self._with_token_ids = with_token_ids
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        self._pieces: list[tuple[bytes, ...]] = []
+        self.num_unsent_bytes = 0
 
     @property
     def has_unsent(self) -> bool:
-        return bool(self._texts or self._token_ids)
+        return bool(self._pieces)
 
-    def put(self, text: str, token_ids: tuple[int, ...]) -> None:
-        if text:
-            self._texts.append(text)
-        if self._with_token_ids:
-            self._token_ids.extend(token_ids)
+    def put(
+        self, text: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprob] = ()
+    ) -> None:
+        piece = _encoded(text, token_ids, logprobs)
+        if num_bytes := sum(map(len, piece)):
+            self._pieces.append(piece)
+            self.num_unsent_bytes += num_bytes
 
     def take(self) -> NumberedOutput:
-        output = (self.next_seq, "".join(self._texts), list(self._token_ids))
+        output = _decoded(self.next_seq, *map(b"".join, zip(*self._pieces, strict=True)))
         self.next_seq += 1
-        self._texts.clear()
-        self._token_ids.clear()
+        self._pieces.clear()
+        self.num_unsent_bytes = 0
         return output
 
 
 class ResumeBuffer:
     """Keeps what it has given out, the newest `max_bytes` of it, to give it out again.
 
-    All text is one piece of UTF-8, with an array of the places where deltas end. So a kept delta
-    costs 16 bytes besides its text, and to send everything after a number is one slice.
-
     Args:
         max_bytes: beyond, the oldest deltas that were sent are forgotten. What is unsent never is.
         on_growth: told how many bytes more are held, or less.
     """
 
-    def __init__(
-        self, *, with_token_ids: bool, max_bytes: int, on_growth: Callable[[int], None]
-    ) -> None:
-        self._with_token_ids = with_token_ids
+    def __init__(self, *, max_bytes: int, on_growth: Callable[[int], None]) -> None:
         self._max_bytes = max_bytes
         self._on_growth = on_growth
         self._num_bytes = 0
-        self._text = bytearray()
-        self._ids = array("i")
-        # Places are counted from the beginning of the answer: where what is kept begins, how far
-        # it was given out, where it ends.
-        self._text_start = self._id_start = 0
-        self._text_sent = self._ids_sent = 0
-        self._text_put = self._ids_put = 0
-        # Where the deltas end, from the one before the first that is kept.
-        self._text_ends = array("q", [0])
-        self._id_ends = array("q", [0])
+        self._tracks = (_Track(), _Track(), _Track())  # text, token ids, log-probabilities
         self._first_seq = 0
         self._is_cleared = False
 
     @property
     def next_seq(self) -> int:
-        return self._first_seq + len(self._text_ends) - 1
+        return self._first_seq + self._tracks[0].num_deltas
 
     @property
     def has_unsent(self) -> bool:
-        return self._text_sent < self._text_put or self._ids_sent < self._ids_put
+        return any(track.num_unsent for track in self._tracks)
 
     @property
     def num_unsent_bytes(self) -> int:
-        return self._text_put - self._text_sent + ID_BYTES * (self._ids_put - self._ids_sent)
+        return sum(track.num_unsent for track in self._tracks)
 
     @property
     def num_bytes(self) -> int:
         """Memory held."""
         return self._num_bytes
 
-    def put(self, text: str, token_ids: tuple[int, ...]) -> None:
+    def put(
+        self, text: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprob] = ()
+    ) -> None:
         if self._is_cleared:
             return
-        data = text.encode()
-        self._text += data
-        self._text_put += len(data)
-        growth = len(data)
-        if self._with_token_ids:
-            self._ids.extend(token_ids)
-            self._ids_put += len(token_ids)
-            growth += ID_BYTES * len(token_ids)
-        self._grow(growth)
+        pieces = _encoded(text, token_ids, logprobs)
+        for track, piece in zip(self._tracks, pieces, strict=True):
+            track.put(piece)
+        self._grow(sum(map(len, pieces)))
 
     def take(self) -> NumberedOutput:
-        text = self._text[self._text_sent - self._text_start :].decode()
-        ids = self._ids[self._ids_sent - self._id_start :].tolist() if self._with_token_ids else []
-        self._text_sent, self._ids_sent = self._text_put, self._ids_put
+        pieces = [track.take() for track in self._tracks]
         # What is sent again and nothing else keeps the number of the last delta that it holds.
-        if self._text_put > self._text_ends[-1] or self._ids_put > self._id_ends[-1]:
-            self._text_ends.append(self._text_put)
-            self._id_ends.append(self._ids_put)
-            self._grow(DELTA_BYTES)
+        if any(track.is_longer for track in self._tracks):
+            self._grow(sum(track.end_delta() for track in self._tracks))
         if self._num_bytes > self._max_bytes:
             self._forget_oldest()
-        return self.next_seq - 1, text, ids
+        return _decoded(self.next_seq - 1, *pieces)
 
     def rewind(self, after: int) -> None:
         """Let the next delta hold everything after the delta with this number; -1 is before all.
@@ -149,10 +141,10 @@ class ResumeBuffer:
             ResumeGap: that is not kept.
         """
         index = after - self._first_seq + 1
-        if self._is_cleared or not 0 <= index < len(self._text_ends):
+        if self._is_cleared or not 0 <= index <= self._tracks[0].num_deltas:
             raise ResumeGap
-        self._text_sent = self._text_ends[index]
-        self._ids_sent = self._id_ends[index]
+        for track in self._tracks:
+            track.rewind(index)
 
     def forget_sent(self) -> None:
         """Forget everything that was sent: only who has all of it can still go on."""
@@ -161,34 +153,99 @@ class ResumeBuffer:
     def clear(self) -> None:
         """Forget everything for good, and whatever may yet come."""
         self._is_cleared = True
-        self._text.clear()
-        self._ids = array("i")
-        self._text_ends, self._id_ends = array("q", [0]), array("q", [0])
-        self._text_sent = self._text_put
-        self._ids_sent = self._ids_put
+        self._tracks = (_Track(), _Track(), _Track())
         self._grow(-self._num_bytes)
 
     def _forget_oldest(self) -> None:
         """Forget half of the deltas, as far as they were sent; by halves it costs nothing each."""
-        self._forget(min(self._num_sent(), max(1, (len(self._text_ends) - 1) // 2)))
+        self._forget(min(self._num_sent(), max(1, self._tracks[0].num_deltas // 2)))
 
     def _num_sent(self) -> int:
         """Count the kept deltas up to where it goes on; one may hold text, or only ids."""
-        num_texts = bisect_right(self._text_ends, self._text_sent)
-        return min(num_texts, bisect_right(self._id_ends, self._ids_sent)) - 1
+        return min(track.num_sent for track in self._tracks)
 
     def _forget(self, num_deltas: int) -> None:
-        if num_deltas <= 0:
-            return
-        del self._text_ends[:num_deltas], self._id_ends[:num_deltas]
-        self._first_seq += num_deltas
-        num_text_bytes = self._text_ends[0] - self._text_start
-        num_ids = self._id_ends[0] - self._id_start
-        del self._text[:num_text_bytes]
-        del self._ids[:num_ids]
-        self._text_start, self._id_start = self._text_ends[0], self._id_ends[0]
-        self._grow(-num_text_bytes - ID_BYTES * num_ids - DELTA_BYTES * num_deltas)
+        if num_deltas > 0:
+            self._first_seq += num_deltas
+            self._grow(-sum(track.forget(num_deltas) for track in self._tracks))
 
     def _grow(self, growth: int) -> None:
         self._num_bytes += growth
         self._on_growth(growth)
+
+
+class _Track:
+    """One kind of output as one piece of bytes, with an array of the places where deltas end.
+
+    So a kept delta costs 8 bytes besides what it holds, and to send everything after a number is
+    one slice. Places are counted from the beginning of the answer.
+    """
+
+    __slots__ = ("_data", "_ends", "_num_put", "_num_taken", "_start")
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._start = 0  # where what is kept begins
+        self._num_taken = 0
+        self._num_put = 0
+        self._ends = array("q", [0])  # from the delta before the first that is kept
+
+    @property
+    def num_deltas(self) -> int:
+        return len(self._ends) - 1
+
+    @property
+    def num_unsent(self) -> int:
+        return self._num_put - self._num_taken
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether there is something after the last delta."""
+        return self._num_put > self._ends[-1]
+
+    @property
+    def num_sent(self) -> int:
+        """Deltas that were taken and not rewound."""
+        return bisect_right(self._ends, self._num_taken) - 1
+
+    def put(self, data: bytes) -> None:
+        self._data += data
+        self._num_put += len(data)
+
+    def take(self) -> bytes:
+        data = bytes(self._data[self._num_taken - self._start :])
+        self._num_taken = self._num_put
+        return data
+
+    def end_delta(self) -> int:
+        """Let a delta end here; return the bytes that this costs."""
+        self._ends.append(self._num_put)
+        return self._ends.itemsize
+
+    def rewind(self, index: int) -> None:
+        self._num_taken = self._ends[index]
+
+    def forget(self, num_deltas: int) -> int:
+        """Forget the first deltas; return how many bytes that frees."""
+        del self._ends[:num_deltas]
+        num_bytes = self._ends[0] - self._start
+        del self._data[:num_bytes]
+        self._start = self._ends[0]
+        return num_bytes + num_deltas * self._ends.itemsize
+
+
+def _encoded(
+    text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
+) -> tuple[bytes, bytes, bytes]:
+    """Return each kind of output as bytes that can be joined."""
+    ids = array("i", token_ids).tobytes() if token_ids else b""
+    return text.encode(), ids, b"".join(msgspec.json.encode(entry) + b"," for entry in logprobs)
+
+
+def _decoded(seq: int, text: bytes, token_ids: bytes, logprobs: bytes) -> NumberedOutput:
+    ids = array("i")
+    ids.frombytes(token_ids)
+    entries: list[TokenLogprob] = []
+    if logprobs:
+        entries = msgspec.json.decode(b"[" + logprobs[:-1] + b"]", type=list[TokenLogprob])
+    return NumberedOutput(seq, text.decode(), ids.tolist(), entries)

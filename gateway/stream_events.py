@@ -123,9 +123,11 @@ class _EventCarrier:
 
     def open_plain(self, start: Start) -> None:
         """Begin a stream that ends with this response."""
-        with_token_ids = bool(start.return_token_ids)
         mailbox = Mailbox(
-            start.id, PlainBuffer(with_token_ids=with_token_ids), with_token_ids=with_token_ids
+            start.id,
+            PlainBuffer(),
+            with_token_ids=bool(start.return_token_ids),
+            with_logprobs=start.request.logprobs is not None,
         )
         self._outbox.attach(mailbox)
         self._run = StreamRun(

@@ -11,14 +11,17 @@ from msgspec import UNSET
 
 from gateway.callers import Caller
 from gateway.config import GatewayConfig
-from gateway.errors import GatewayError, InternalError, ModelNotFound
-from gateway.generation import TextFinish, TextGenerator, TextStream, Timing, Usage
+from gateway.errors import GatewayError, InternalError, ModelNotFound, Overloaded
+from gateway.generation import TextDelta, TextFinish, TextGenerator, TextStream, Timing, Usage
 from gateway.mailbox import Mailbox
 from gateway.messages import Accepted, Done, Error, Start, generation_request
+from gateway.token_logprobs import token_logprob
 
 __all__ = ["StreamRun"]
 
 logger = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 4 * 1024 * 1024  # with log-probabilities; text alone is bounded by the context
 
 _NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
 
@@ -103,10 +106,24 @@ class StreamRun:
                 )
             )
             async for delta in output:
-                self.mailbox.put_delta(delta.text, delta.token_ids)
+                self._put(delta)
                 if delta.finish is not None:
                     return self._last_message(delta.finish)
         raise InternalError("the generation ended without a reason")
+
+    def _put(self, delta: TextDelta) -> None:
+        """Hand on what is new; who wants much and takes nothing ends the generation."""
+        logprobs = [
+            token_logprob(self._generator.tokenizer, token_id, found)
+            for token_id, found in zip(delta.token_ids, delta.logprobs, strict=False)
+        ]
+        self.mailbox.put_delta(delta.text, delta.token_ids, logprobs)
+        if logprobs and self.mailbox.buffer.num_unsent_bytes > MAX_UNSENT_BYTES:
+            raise Overloaded(
+                f"log-probabilities of {MAX_UNSENT_BYTES} bytes wait to be fetched",
+                retry_after_s=1.0,
+                code="too_much_unsent",
+            )
 
     def _last_message(self, finish: TextFinish) -> Done | Error:
         if (failure := self._generator.failure(finish)) is not None:

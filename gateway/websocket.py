@@ -231,11 +231,11 @@ class StreamConnection:
             if kept is not None:
                 self._kept[start.id] = kept
                 return
-        with_token_ids = bool(start.return_token_ids)
         mailbox = Mailbox(
             start.id,
-            PlainBuffer(with_token_ids=with_token_ids),
-            with_token_ids=with_token_ids,
+            PlainBuffer(),
+            with_token_ids=bool(start.return_token_ids),
+            with_logprobs=start.request.logprobs is not None,
             credits=None if options is None else options.credits,
         )
         run = StreamRun(start, mailbox, self._generator, self._config, caller=self._caller)

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.gpu_scores import Scoring
 from kernels_pallas.tuning import MosaicConfig
 
 __all__ = [
@@ -140,6 +141,7 @@ class Ring:
         queries: Ref,
         weights_smem: Ref | None,
         visible: Array | None,
+        scoring: Scoring,
         carry: tuple[Array, Array, Array],
     ) -> tuple[Array, Array, Array]:
         """Take one tile into the online softmax of 64 rows.
@@ -150,6 +152,7 @@ class Ring:
             weights_smem: [64, tile] to pass the weights through; None keeps them in registers,
                 which the interpreter cannot.
             visible: bool[64, tile]; None if all are.
+            scoring: what becomes of scores.
             carry: largest score and sum of weights, f32[64], and weighted values, f32[64, H].
         """
         acc, largest, total = carry
@@ -165,6 +168,7 @@ class Ring:
             multiply_keys, plgpu.WGMMAAccumulatorRef((ROWS, self.tile), jnp.float32)
         )
         plgpu.barrier_arrive(self.k_free.at[slot])
+        scores = scoring.cap(scores)
         if visible is not None:
             scores = jnp.where(visible, scores, MASKED)
         new_largest = jnp.maximum(largest, scores.max(axis=1))
@@ -210,6 +214,7 @@ def attend_to_splits(
     split_starts: Int[Array, "S+1"],
     first_block: Int[Array, "1"],
     config: MosaicConfig,
+    scoring: Scoring,
     interpret: Any,
 ) -> tuple[Float[Array, "X KR H"], Float[Array, "X KR"]]:
     """Attend to every split of the plan.
@@ -222,6 +227,7 @@ def attend_to_splits(
         split_starts: of the plan.
         first_block: row of the layer's block 0.
         config: sizes.
+        scoring: what becomes of scores.
         interpret: for Pallas.
 
     Returns:
@@ -277,6 +283,7 @@ def attend_to_splits(
             def multiply_split(turn: Array, number: Array) -> Array:
                 split, kv_head, seq, start, end = item_of(turn)
                 num_tiles = lax.div(end - start + tile - 1, tile)
+                last_position = scoring.query_position(splits, split_starts, seq, end)
                 plgpu.commit_smem()
                 plgpu.copy_gmem_to_smem(q.at[seq, kv_head], q_smem.at[pl.ds(0, rows)], q_full)
                 plgpu.barrier_wait(q_full)
@@ -285,12 +292,14 @@ def attend_to_splits(
                     position = plgpu.broadcasted_iota(
                         jnp.int32, (ROWS, config.tile), 1, layout=plgpu.Layout.WGMMA
                     )
-                    visible = position < end - start - index * tile
+                    # From the beginning of the tile on, as the query's is then.
+                    visible = scoring.visible(position, last_position - start - index * tile)
                     return ring.visit(
                         number + index,
                         q_smem,
                         weights_smem.at[0] if interpret else None,
                         visible,
+                        scoring,
                         carry,
                     )
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.gpu_scores import Scoring
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.mosaic_decode import ROWS, attend_to_splits, merge
 from kernels_pallas.mosaic_prefill import attend_to_prompts
@@ -66,6 +67,8 @@ def ragged_paged_attention(
     num_kv_heads: int,
     scale: float,
     decode_only: bool,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "T N H"]:
     """Attend; the arguments are those of the contract, checked."""
     head_dim = kv_cache.data.shape[-1]
@@ -78,6 +81,8 @@ def ragged_paged_attention(
         scale=scale,
         decode=mosaic_config("decode", head_dim),
         prefill=None if decode_only else mosaic_config("prefill", head_dim),
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
     )
 
 
@@ -91,6 +96,8 @@ def attend(
     scale: float,
     decode: MosaicConfig,
     prefill: MosaicConfig | None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend with the given sizes; without `prefill`, to decodes only."""
     num_tokens, num_heads, head_dim = q_TNH.shape
@@ -104,7 +111,8 @@ def attend(
     q = q.astype(kv_cache.data.dtype)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, kv_cache.data.shape[-1] - head_dim)))
     q = q.reshape(num_tokens, num_kv_heads, group_size, -1)
-    out = _run(q, kv_cache.data, batch, first_block[None], decode, prefill, _interpreter())
+    scoring = Scoring(sliding_window=sliding_window, soft_cap=soft_cap)
+    out = _run(q, kv_cache.data, batch, first_block[None], decode, prefill, scoring, _interpreter())
     return out.reshape(num_tokens, num_heads, -1)[:, :, :head_dim]
 
 
@@ -125,6 +133,7 @@ def _run(
     first_block: Array,
     decode: MosaicConfig,
     prefill: MosaicConfig | None,
+    scoring: Scoring,
     interpret: Any,
 ) -> Array:
     """Launch the kernels; returns f32[T, K, G, padded H]."""
@@ -132,17 +141,19 @@ def _run(
     num_seqs = batch.seq_lens.shape[0]
     rows = group_size + -group_size % 8
     q_SKRH = jnp.pad(q_TKGH[:num_seqs], ((0, 0), (0, 0), (0, rows - group_size), (0, 0)))
+    splits, split_starts = batch.splits(scoring.sliding_window)
     means, logs = attend_to_splits(
         q_SKRH,
         data,
         batch.block_tables,
-        batch.decode_splits,
-        batch.split_starts,
+        splits,
+        split_starts,
         first_block,
         decode,
+        scoring,
         interpret,
     )
-    out = merge(means, logs, batch.split_starts, interpret)
+    out = merge(means, logs, split_starts, interpret)
     out = out[:, : num_kv_heads * rows].reshape(num_seqs, num_kv_heads, rows, head_dim)
     out = jnp.pad(out[:, :, :group_size], ((0, num_tokens - num_seqs), (0, 0), (0, 0), (0, 0)))
     if prefill is None:
@@ -155,6 +166,7 @@ def _run(
         batch.num_prefill_tiles,
         first_block,
         prefill,
+        scoring,
         interpret,
     )
     # A token is a decode or belongs to a prompt; the other is zero.

@@ -1,6 +1,6 @@
 """Prompts on Hopper, through Pallas' Mosaic GPU backend: one kernel, and the packing around it.
 
-A program attends for a part of a query tile and a kv head, over the whole context. One warpgroup
+A program attends for a part of a query tile and a kv head, over all that they see. One warpgroup
 fetches K and V, the others multiply 64 rows each: queries times the query heads of the kv head.
 TMA moves rows by eights and tokens begin anywhere, so XLA gathers the rows of all parts before, and
 puts them back after.
@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.gpu_scores import Scoring
 from kernels_pallas.mosaic_decode import ROWS, Ring, nothing, swizzled, weights_scratch
 from kernels_pallas.tuning import MosaicConfig
 from kernels_pallas.work_plan import QUERY_TILE
@@ -33,6 +34,7 @@ def attend_to_prompts(
     num_tiles: Int[Array, ""],
     first_block: Int[Array, "1"],
     config: MosaicConfig,
+    scoring: Scoring,
     interpret: Any,
 ) -> Float[Array, "T K G H"]:
     """Attend for the query tiles of the plan; what belongs to none of them becomes zero.
@@ -45,6 +47,7 @@ def attend_to_prompts(
         num_tiles: rows of it in use.
         first_block: row of the layer's block 0.
         config: sizes.
+        scoring: what becomes of scores.
         interpret: for Pallas.
     """
     num_tokens, num_kv_heads, group_size, head_dim = q_TKGH.shape
@@ -64,7 +67,7 @@ def attend_to_prompts(
     q_parts = jnp.pad(q_parts, [(0, 0)] * 3 + [(0, num_rows - queries * group_size), (0, 0)])
     counts = jnp.concatenate([num_tiles[None], first_block])
     out = _attend(
-        q_parts, data, tables, tiles, counts, queries, group_size, config, interpret
+        q_parts, data, tables, tiles, counts, queries, group_size, config, scoring, interpret
     )  # [W, parts, K, rows, H]
     out = out[:, :, :, : queries * group_size].reshape(
         tiles.shape[0], parts, num_kv_heads, queries, group_size, head_dim
@@ -87,6 +90,7 @@ def _attend(
     queries: int,
     group_size: int,
     config: MosaicConfig,
+    scoring: Scoring,
     interpret: Any,
 ) -> Array:
     """Launch the kernel; returns f32, shaped as `q_parts`. Parts without queries hold anything."""
@@ -108,12 +112,16 @@ def _attend(
         def attend() -> None:
             size = jnp.int32(config.tile)
             end = first_position + jnp.minimum(first_query + queries, left)
-            num_visits = lax.div(end + size - 1, size)
+            # Tiles are counted from the first that some row sees.
+            begin = lax.div(scoring.first_visible(first_position + first_query), size) * size
+            num_visits = lax.div(end - begin + size - 1, size)
 
             @pl.when(warpgroup == num_readers)
             def fetch() -> None:
                 def fetch_tile(number: Array, carry: None) -> None:
-                    ring.fill(number, data, tables, counts[1], seq, kv_head, number * size, end)
+                    ring.fill(
+                        number, data, tables, counts[1], seq, kv_head, begin + number * size, end
+                    )
 
                 lax.fori_loop(0, num_visits, fetch_tile, None)
                 ring.drain(num_visits)
@@ -139,13 +147,24 @@ def _attend(
                         # The last position that a row may see. Rows past the last query see what
                         # it sees: nothing that is unwritten.
                         seen = first_position + first_query + lax.div(row, jnp.int32(group_size))
-                        visible = iota(1) + number * size <= jnp.minimum(seen, end - 1)
-                    return ring.visit(number, own_q, own_weights, visible, carry)
+                        visible = scoring.visible(
+                            iota(1) + begin + number * size, jnp.minimum(seen, end - 1)
+                        )
+                    return ring.visit(number, own_q, own_weights, visible, scoring, carry)
 
-                # All rows see all of a tile that ends before the first query.
-                num_whole = lax.div(first_position + first_query + 1, size)
+                # All rows see all of a tile that ends before the first query and begins in the
+                # last one's window.
+                hidden = scoring.first_visible(end - 1) - begin
+                num_hidden = jnp.minimum(lax.div(hidden + size - 1, size), num_visits)
+                num_whole = lax.div(first_position + first_query + 1 - begin, size)
+                num_whole = jnp.maximum(num_whole, num_hidden)
+                carry = nothing(head_dim)
+                if scoring.sliding_window is not None:
+                    carry = lax.fori_loop(
+                        0, num_hidden, functools.partial(visit, masked=True), carry
+                    )
                 carry = lax.fori_loop(
-                    0, num_whole, functools.partial(visit, masked=False), nothing(head_dim)
+                    num_hidden, num_whole, functools.partial(visit, masked=False), carry
                 )
                 acc, _, total = lax.fori_loop(
                     num_whole, num_visits, functools.partial(visit, masked=True), carry

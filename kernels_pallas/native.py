@@ -110,6 +110,8 @@ def ragged_paged_attention(
     num_kv_heads: int,
     scale: float,
     decode_only: bool,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "T N H"]:
     """Attend; the arguments are those of the contract, checked."""
     del num_kv_heads, decode_only  # the cache tells the first; the second changes nothing
@@ -124,5 +126,8 @@ def ragged_paged_attention(
         *([] if kv_cache.scales is None else [kv_cache.scales]),
         dtype=kv_cache.dtype,
         scale=np.float32(scale),
+        # 0 for none: an attribute has no other way to say so.
+        sliding_window=np.int64(sliding_window or 0),
+        soft_cap=np.float32(soft_cap or 0),
     )
     return attended

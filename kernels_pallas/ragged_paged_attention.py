@@ -10,6 +10,7 @@ Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles, N
 K kv heads, H head dim.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -61,6 +62,8 @@ class _Implementation(Protocol):
         num_kv_heads: int,
         scale: float,
         decode_only: bool,
+        sliding_window: int | None,
+        soft_cap: float | None,
     ) -> Float[Array, "T N H"]: ...
 
 
@@ -133,6 +136,8 @@ def ragged_paged_attention(
     num_kv_heads: int,
     scale: float,
     decode_only: bool = False,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """Return causal attention of every packed token over its own sequence.
 
@@ -148,6 +153,9 @@ def ragged_paged_attention(
         num_kv_heads: K; N must be a multiple of it.
         scale: factor on the scores, usually H ** -0.5.
         decode_only: promise that every sequence has one query token; smaller program.
+        sliding_window: how many positions a token sees, its own and those before; None for all.
+            The batch must be planned with it.
+        soft_cap: scaled scores s become soft_cap * tanh(s / soft_cap); None leaves them.
 
     Returns:
         Outputs in f32; padding rows are finite.
@@ -182,6 +190,11 @@ def ragged_paged_attention(
         raise ValueError(
             f"query_start_loc has shape {batch.query_start_loc.shape}, expected ({num_seqs + 1},)"
         )
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window {sliding_window} must be at least 1")
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(f"soft_cap {soft_cap} must be a positive number")
+    batch.splits(sliding_window)  # is there such a plan, whoever needs it?
     return _IMPLEMENTATIONS[kv_cache.kernel].ragged_paged_attention(
         q_TNH,
         kv_cache,
@@ -190,6 +203,8 @@ def ragged_paged_attention(
         num_kv_heads=num_kv_heads,
         scale=scale,
         decode_only=decode_only,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
     )
 
 

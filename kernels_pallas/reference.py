@@ -18,6 +18,8 @@ What is stored in eight bits is converted after the gather. Its scales are the s
 key or value, so they multiply scores and weights, and not every element.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -105,6 +107,8 @@ def ragged_paged_attention(
     num_kv_heads: int,
     scale: float,
     decode_only: bool,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "T N H"]:
     """Attend; the arguments are those of the contract, checked."""
     num_tokens, num_heads, head_dim = q_TNH.shape
@@ -118,11 +122,18 @@ def ragged_paged_attention(
     tables = batch.block_tables
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % tile_blocks)))
     tables = tables + first_block
+    scoring = _Scoring(sliding_window, soft_cap)
 
-    out_TKGH = _decode(q_TKGH, kv_cache, batch.seq_lens, tables, batch.num_decodes)
+    out_TKGH = _decode(q_TKGH, kv_cache, batch.seq_lens, tables, batch.num_decodes, scoring)
     if not decode_only:
         out_TKGH = _prefill(
-            q_TKGH, kv_cache, tables, batch.prefill_tiles, batch.num_prefill_tiles, out_TKGH
+            q_TKGH,
+            kv_cache,
+            tables,
+            batch.prefill_tiles,
+            batch.num_prefill_tiles,
+            out_TKGH,
+            scoring,
         )
     return out_TKGH[:, :, :group_size, :head_dim].reshape(num_tokens, num_heads, head_dim)
 
@@ -132,8 +143,20 @@ def _pad_heads(x: Array, size: int) -> Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
+class _Scoring(NamedTuple):
+    """What becomes of a score; as of the contract."""
+
+    sliding_window: int | None
+    soft_cap: float | None
+
+
 def _decode(
-    q_TKGH: Array, kv_cache: KVCache, seq_lens: Array, tables: Array, num_decodes: Array
+    q_TKGH: Array,
+    kv_cache: KVCache,
+    seq_lens: Array,
+    tables: Array,
+    num_decodes: Array,
+    scoring: _Scoring,
 ) -> Array:
     """Attend for sequences s < num_decodes, whose only query is token s, group by group.
 
@@ -158,6 +181,7 @@ def _decode(
             q,
             kv_cache,
             group_tables,
+            scoring,
             last_position=group_lens[:, None] - 1,
             num_keys=jnp.max(group_lens),
         )
@@ -174,6 +198,7 @@ def _prefill(
     prefill_tiles: Array,
     num_prefill_tiles: Array,
     out_TKGH: Array,
+    scoring: _Scoring,
 ) -> Array:
     """Attend for the query tiles, in packed order, and put the rows into `out`.
 
@@ -195,6 +220,7 @@ def _prefill(
             q,
             kv_cache,
             lax.dynamic_slice_in_dim(tables, seq, 1),
+            scoring,
             last_position=jnp.repeat(first_position + offsets, group_size)[None],
             num_keys=first_position + num_queries,
         )
@@ -211,17 +237,21 @@ def _online_softmax(
     q_BKRH: Array,
     kv_cache: KVCache,
     tables_BM: Array,
+    scoring: _Scoring,
     *,
     last_position: Array,
     num_keys: Array,
 ) -> Array:
     """Attend R query rows of B sequences to the first `num_keys` positions of their contexts.
 
+    Tiles that no row sees are not visited; one that a row does not see changes none of its bits.
+
     Args:
         q_BKRH: scaled queries, in the dtype of the products.
         kv_cache: the whole cache.
         tables_BM: rows of the cache, M a multiple of a tile's blocks.
-        last_position: i32[B, 1 or R], the last position that a row may see.
+        scoring: what becomes of scores.
+        last_position: i32[B, 1 or R], the last position that a row may see; -1 for none.
         num_keys: positions to visit; rounded up to whole tiles.
 
     Returns:
@@ -256,8 +286,13 @@ def _online_softmax(
         scores = _product("bkrh,bkch->bkrc", q_BKRH, keys)
         if key_scales is not None:
             scores = scores * key_scales
+        if scoring.soft_cap is not None:
+            scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
         positions = tile * KV_TILE + jnp.arange(KV_TILE)
         visible = (positions <= last_position[:, :, None])[:, None]
+        if scoring.sliding_window is not None:
+            after = last_position[:, :, None] - scoring.sliding_window
+            visible &= (positions > after)[:, None]
         scores = jnp.where(visible, scores, MASKED)
         new_max = jnp.maximum(running_max, scores.max(-1))
         weights = jnp.where(visible, jnp.exp(scores - new_max[..., None]), 0.0)
@@ -275,9 +310,14 @@ def _online_softmax(
         jnp.zeros((*rows, head_dim), jnp.float32),
     )
     num_tiles = (num_keys + KV_TILE - 1) // KV_TILE
+    first_tile: Array | int = 0
+    if scoring.sliding_window is not None:
+        first_position = jnp.maximum(last_position - scoring.sliding_window + 1, 0)
+        # Rows that see nothing do not ask for tiles.
+        first_tile = jnp.min(jnp.where(last_position < 0, num_keys, first_position)) // KV_TILE
     total: Array
     out: Array
-    _, total, out = lax.fori_loop(0, num_tiles, visit, start)
+    _, total, out = lax.fori_loop(first_tile, num_tiles, visit, start)
     return out / jnp.maximum(total, 1e-30)[..., None]
 
 

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
+from kernels_pallas.gpu_scores import Scoring
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, storage_dtype, zeros_kv_cache
 from kernels_pallas.reference import write_kv
 from kernels_pallas.triton_kernels import (
@@ -80,6 +81,8 @@ def ragged_paged_attention(
     num_kv_heads: int,
     scale: float,
     decode_only: bool,
+    sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Float[Array, "T N H"]:
     """Attend; the arguments are those of the contract, checked."""
     head_dim = kv_cache.data.shape[-1]
@@ -92,6 +95,8 @@ def ragged_paged_attention(
         scale=scale,
         decode=triton_config("decode", head_dim),
         prefill=None if decode_only else triton_config("prefill", head_dim),
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
     )
 
 
@@ -105,6 +110,8 @@ def attend(
     scale: float,
     decode: TritonConfig,
     prefill: TritonConfig | None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Float[Array, "T N H"]:
     """Attend with the given sizes; without `prefill`, to decodes only."""
     head_dim = q_TNH.shape[-1]
@@ -117,7 +124,10 @@ def attend(
 
     # A kernel takes arrays only: the step's scalars and the layer's place travel as one.
     scalars = jnp.stack([first_block, batch.num_decodes, batch.num_prefill_tiles])
-    run = functools.partial(_run, q_TNH, kv_cache, batch, scalars, num_kv_heads, decode, prefill)
+    scoring = Scoring(sliding_window=sliding_window, soft_cap=soft_cap)
+    run = functools.partial(
+        _run, q_TNH, kv_cache, batch, scalars, num_kv_heads, decode, prefill, scoring
+    )
     out: Array = lax.platform_dependent(
         cpu=functools.partial(run, interpret=True), default=functools.partial(run, interpret=False)
     )
@@ -132,13 +142,15 @@ def _run(
     num_kv_heads: int,
     decode: TritonConfig,
     prefill: TritonConfig | None,
+    scoring: Scoring,
     *,
     interpret: bool,
 ) -> Array:
     """Launch the kernels; returns f32[T, N, padded H]."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     group_size = num_heads // num_kv_heads
-    num_splits = batch.decode_splits.shape[0]
+    splits, split_starts = batch.splits(scoring.sliding_window)
+    num_splits = splits.shape[0]
 
     def shape_of(config: TritonConfig) -> Shape:
         # More query heads than rows need more rows, and so may have to do with fewer stages.
@@ -148,6 +160,7 @@ def _run(
             head_dim=head_dim,
             block_size=kv_cache.data.shape[3],
             dtype=kv_cache.dtype,
+            scoring=scoring,
             config=TritonConfig(
                 rows=rows,
                 tile=config.tile,
@@ -160,7 +173,7 @@ def _run(
     cache = [kv_cache.data] if kv_cache.scales is None else [kv_cache.data, kv_cache.scales]
     values, stats = call(
         functools.partial(decode_kernel, shape_of(decode), num_kv_heads),
-        [scalars, batch.split_starts, batch.decode_splits, batch.block_tables, q_TNH, *cache],
+        [scalars, split_starts, splits, batch.block_tables, q_TNH, *cache],
         out=[
             jax.ShapeDtypeStruct((num_splits, num_heads, head_dim), jnp.float32),
             jax.ShapeDtypeStruct((num_splits, 2, num_heads), jnp.float32),
@@ -171,7 +184,7 @@ def _run(
     )
     (out,) = call(
         functools.partial(merge_kernel, shape_of(decode)),
-        [scalars, batch.split_starts, values, stats],
+        [scalars, split_starts, values, stats],
         out=[jax.ShapeDtypeStruct(q_TNH.shape, jnp.float32)],
         grid=(num_tokens, num_kv_heads),
         config=decode,

@@ -5,7 +5,7 @@ Three kernels:
 * `decode`: programs take the splits of the plan in turn. The query heads that share a kv head are
   the rows of the products. Each split leaves its maximum, its sum and its weighted values.
 * `merge`: adds the splits of a sequence, in order. Rows of no decode become zero.
-* `prefill`: a program for some queries of a tile and a kv head, over their whole context.
+* `prefill`: a program for some queries of a tile and a kv head, over all that they see.
 
 What the result depends on: a decode's sum over context is ordered by its length alone, a prefill's
 by the tiles from position 0 on. Neither knows who else is in the batch, or where a chunk began.
@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, DTypeLike
 
+from kernels_pallas.gpu_scores import Scoring
 from kernels_pallas.kv_cache import KVCacheDtype
 from kernels_pallas.tuning import TritonConfig
 
@@ -44,6 +45,7 @@ class Shape:
     head_dim: int
     block_size: int
     dtype: KVCacheDtype
+    scoring: Scoring
     config: TritonConfig
 
 
@@ -100,12 +102,13 @@ def decode_kernel(
         item = program + turn * num_programs
         split, kv_head = item // num_kv_heads, item % num_kv_heads
         seq, start, end = splits[split, 0], splits[split, 1], splits[split, 2]
+        position = shape.scoring.query_position(splits, split_starts, seq, end)
         heads = kv_head * shape.group_size + row
         queries = plt.load(q.at[seq, heads[:, None], dims], mask=mine[:, None], other=0.0)
         largest, total, acc = _online_softmax(
             shape,
             queries,
-            jnp.where(mine, end - 1, -1),
+            jnp.where(mine, position, -1),
             start,
             end,
             functools.partial(_load_tile, shape, tables, cache, seq, kv_head, scalars[0], end),
@@ -174,11 +177,12 @@ def prefill_kernel(
         dims = jnp.arange(shape.head_dim, dtype=jnp.int32)[None]
         place = ((first_token + query)[:, None], heads[:, None], dims)
         end = first_position + jnp.minimum(first_query + num_queries, queries_left)
+        seen = shape.scoring.first_visible(first_position + first_query)
         _, total, acc = _online_softmax(
             shape,
             plt.load(q.at[place], mask=mine[:, None], other=0.0),
             jnp.where(mine, first_position + query, -1),
-            jnp.int32(0),
+            seen // shape.config.tile * shape.config.tile,
             end,
             functools.partial(_load_tile, shape, tables, cache, seq, kv_head, scalars[0], end),
         )
@@ -218,7 +222,8 @@ def _online_softmax(
         scores = plt.dot(queries, keys.T, precision=exact) * _factor(shape.dtype)
         if key_scales is not None:
             scores = scores * key_scales[None]
-        visible = positions[None] <= last_position[:, None]
+        scores = shape.scoring.cap(scores)
+        visible = shape.scoring.visible(positions[None], last_position[:, None])
         scores = jnp.where(visible, scores, MASKED)
         new_largest = jnp.maximum(largest, scores.max(axis=1))
         weights = jnp.where(visible, jnp.exp2(scores - new_largest[:, None]), 0.0)

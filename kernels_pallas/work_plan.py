@@ -5,7 +5,7 @@ dense array; the others (prefill chunks) are cut into query tiles of a fixed siz
 
 A GPU also cuts the context of a decode into splits, so that a few long sequences keep all of it
 busy. How many depends on the length alone: a sum over context has the same order whoever shares
-the step.
+the step. Layers with a sliding window have a plan of their own, of what the window leaves.
 """
 
 from typing import NamedTuple
@@ -60,6 +60,8 @@ class AttentionBatch(NamedTuple):
         decode_splits: plan_decode_splits of the decodes.
         split_starts: sequence s owns rows [split_starts[s], split_starts[s + 1]) of
             `decode_splits`; what is no decode owns none.
+        window_splits, window_split_starts: likewise for layers with a sliding window; None where
+            no layer has one.
     """
 
     slot_mapping: Int[Array, "T"]
@@ -71,6 +73,20 @@ class AttentionBatch(NamedTuple):
     num_prefill_tiles: Int[Array, ""]
     decode_splits: Int[Array, "X 3"]
     split_starts: Int[Array, "S+1"]
+    window_splits: Int[Array, "Y 3"] | None = None
+    window_split_starts: Int[Array, "S+1"] | None = None
+
+    def splits(self, sliding_window: int | None) -> tuple[Int[Array, "X 3"], Int[Array, "S+1"]]:
+        """Return the splits for such a layer, and where those of each sequence begin.
+
+        Raises:
+            ValueError: the plan has none for a sliding window.
+        """
+        if sliding_window is None:
+            return self.decode_splits, self.split_starts
+        if self.window_splits is None or self.window_split_starts is None:
+            raise ValueError("the batch was planned without a sliding window")
+        return self.window_splits, self.window_split_starts
 
 
 def max_prefill_tiles(num_tokens: int, num_seqs: int) -> int:
@@ -113,9 +129,12 @@ def plan_prefill_tiles(
     return num_tiles
 
 
-def max_decode_splits(num_seqs: int) -> int:
+def max_decode_splits(num_seqs: int, *, sliding_window: int | None = None) -> int:
     """Return the most splits that S sequences can need."""
-    return num_seqs * MAX_SPLITS
+    if sliding_window is None:
+        return num_seqs * MAX_SPLITS
+    # The window may begin just before a multiple, where the first split does.
+    return num_seqs * min(MAX_SPLITS, -(-(sliding_window + SPLIT_MULTIPLE - 1) // SPLIT_TOKENS))
 
 
 def plan_decode_splits(
@@ -123,26 +142,35 @@ def plan_decode_splits(
     num_decodes: int,
     out: NDArray[np.int32],
     starts: NDArray[np.int32],
+    *,
+    sliding_window: int | None = None,
 ) -> None:
     """Cut the contexts of sequences 0..num_decodes-1 into splits of equal size.
+
+    Every split holds a position that its sequence sees: none lies wholly before the window.
 
     Args:
         seq_lens: i32[S], tokens in cache after this step.
         num_decodes: leading sequences that have exactly one query token.
         out: i32[X, 3], filled from the top; see `AttentionBatch.decode_splits`.
         starts: i32[S + 1 or more], filled whole; see `AttentionBatch.split_starts`.
+        sliding_window: as of `ragged_paged_attention`.
     """
     lens = seq_lens[:num_decodes]
-    needed = np.minimum(-(-lens // SPLIT_TOKENS), MAX_SPLITS)
-    sizes = -(-lens // np.maximum(needed * SPLIT_MULTIPLE, 1)) * SPLIT_MULTIPLE
+    begins = np.zeros_like(lens)
+    if sliding_window is not None:
+        begins = np.maximum(lens - sliding_window, 0) // SPLIT_MULTIPLE * SPLIT_MULTIPLE
+    visited = lens - begins
+    needed = np.minimum(-(-visited // SPLIT_TOKENS), MAX_SPLITS)
+    sizes = -(-visited // np.maximum(needed * SPLIT_MULTIPLE, 1)) * SPLIT_MULTIPLE
     # Rounded up, they may cover the context in fewer.
-    counts = -(-lens // np.maximum(sizes, 1))
+    counts = -(-visited // np.maximum(sizes, 1))
     starts[0] = 0
     np.cumsum(counts, dtype=np.int32, out=starts[1 : num_decodes + 1])
     starts[num_decodes + 1 :] = starts[num_decodes]
     num_splits = int(starts[num_decodes])
     seq = np.repeat(np.arange(num_decodes), counts)
-    first = (np.arange(num_splits) - starts[seq]) * sizes[seq]
+    first = begins[seq] + (np.arange(num_splits) - starts[seq]) * sizes[seq]
     out[:num_splits, 0] = seq
     out[:num_splits, 1] = first
     out[:num_splits, 2] = np.minimum(first + sizes[seq], lens[seq])

@@ -33,7 +33,10 @@ KV_CACHE_DTYPES = get_args(KVCacheDtype)
 POISON = 3e4
 POISON_BYTE = 0x7F
 
-attend = jax.jit(ragged_paged_attention, static_argnames=("num_kv_heads", "scale", "decode_only"))
+attend = jax.jit(
+    ragged_paged_attention,
+    static_argnames=("num_kv_heads", "scale", "decode_only", "sliding_window", "soft_cap"),
+)
 write = jax.jit(write_kv)
 
 
@@ -82,13 +85,23 @@ def quantized(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.gene
     return np.rint(x / scales.astype(np.float32)[..., None]).astype(np.int8), scales
 
 
-def expected(context: Context, dtype: str = "float32") -> NDArray[np.float64]:
+def expected(
+    context: Context,
+    dtype: str = "float32",
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> NDArray[np.float64]:
     """Causal attention at every position, in float64 and without any trick."""
     q, k, v = context.q.astype(np.float64), stored(context.k, dtype), stored(context.v, dtype)
     group_size = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group_size, axis=1) for x in (k, v))
     scores = np.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
-    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+    if soft_cap is not None:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    position = np.arange(len(q))
+    distance = position[:, None] - position
+    scores[:, (distance < 0) | (distance >= (sliding_window or len(q)))] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return np.einsum("nqk,knh->qnh", weights, v)
@@ -107,6 +120,14 @@ class Cache:
     max_blocks: int = 16
     num_layers: int = 1
     layer: int = 0
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+    def expected(self, context: Context) -> NDArray[np.float64]:
+        """Attention at every position, over what this cache remembers of the context."""
+        return expected(
+            context, self.dtype, sliding_window=self.sliding_window, soft_cap=self.soft_cap
+        )
 
     def run(
         self, chunks: Sequence[Chunk], *, decode_only: bool = False
@@ -144,6 +165,8 @@ class Cache:
             num_kv_heads=kv_cache.data.shape[2],
             scale=q.shape[-1] ** -0.5,
             decode_only=decode_only,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
         )
         return np.asarray(out)
 
@@ -205,6 +228,13 @@ class Cache:
         splits = np.zeros((max_decode_splits(S), 3), np.int32)
         split_starts = np.zeros(S + 1, np.int32)
         plan_decode_splits(seq_lens, num_decodes, splits, split_starts)
+        window_splits, window_starts = None, None
+        if (window := self.sliding_window) is not None:
+            window_splits = np.zeros((max_decode_splits(S, sliding_window=window), 3), np.int32)
+            window_starts = np.zeros(S + 1, np.int32)
+            plan_decode_splits(
+                seq_lens, num_decodes, window_splits, window_starts, sliding_window=window
+            )
         return q, AttentionBatch(
             slot_mapping=slots,
             query_start_loc=query_start_loc,
@@ -215,6 +245,8 @@ class Cache:
             num_prefill_tiles=np.int32(num_tiles),
             decode_splits=splits,
             split_starts=split_starts,
+            window_splits=window_splits,
+            window_split_starts=window_starts,
         )
 
 

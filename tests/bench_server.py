@@ -1,6 +1,7 @@
 """Stands in for the server that a bench command starts: answers in its own thread, keeps count."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ class FakeServe:
         thread.start()
         ready.wait()
         try:
-            yield ServerProcess(f"http://127.0.0.1:{port}", 0.1, 0.2)
+            yield ServerProcess(f"http://127.0.0.1:{port}", 0.1, 0.2, os.getpid())
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
@@ -130,6 +131,9 @@ class FakeServe:
             return web.json_response(
                 {"error": {"message": "no"}}, status=status, headers={"Retry-After": "1"}
             )
+        if not body.get("stream"):
+            choice = {"text": "", "token_ids": body["prompt"][:1] * body["max_tokens"]}
+            return web.json_response({"choices": [choice]})
         self.num_unfinished += 1
         try:
             return await self.stream(request, body, command)

@@ -84,7 +84,12 @@ GPUS = {
 
 
 def layer_step(
-    kv_cache: KVCache, *, num_seqs: int = 8, num_tokens: int = 8
+    kv_cache: KVCache,
+    *,
+    num_seqs: int = 8,
+    num_tokens: int = 8,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A layer's write and attention, and the shapes of its arguments.
 
@@ -108,6 +113,9 @@ def layer_step(
         decode_splits=ints(max_decode_splits(num_seqs), 3),
         split_starts=ints(num_seqs + 1),
     )
+    if sliding_window is not None:
+        most = max_decode_splits(num_seqs, sliding_window=sliding_window)
+        batch = batch._replace(window_splits=ints(most, 3), window_split_starts=ints(num_seqs + 1))
     num_kv_heads, head_dim = kv_cache.data.shape[2], kv_cache.data.shape[4]
 
     def step(q: Array, kv_cache: KVCache, batch: AttentionBatch, new: Array) -> Any:
@@ -120,6 +128,8 @@ def layer_step(
             num_kv_heads=num_kv_heads,
             scale=0.1,
             decode_only=num_tokens == num_seqs,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
         )
         return out, kv_cache
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attention_scene import Cache, Chunk, expected, random_context, shuffled_blocks
+from attention_scene import Cache, Chunk, random_context, shuffled_blocks
 from kernels_pallas import mosaic_decode, mosaic_gpu
 from kernels_pallas.tuning import MosaicConfig, Phase, mosaic_config
 
@@ -38,7 +38,7 @@ def largest_error(
     results, padding = cache.run(chunks, decode_only=decode_only)
     assert np.isfinite(padding).all()
     return max(
-        float(np.abs(result - expected(chunk.context, cache.dtype)[chunk.start :]).max())
+        float(np.abs(result - cache.expected(chunk.context)[chunk.start :]).max())
         for chunk, result in zip(chunks, results, strict=True)
     )
 
@@ -73,6 +73,11 @@ MIXED = replace(DECODES, num_tokens=80, num_seqs=4)
 DECODE_SPANS = [(1, 1), (1, 64), (1, 65), (1, 256), (1, 600)]
 MIXED_SPANS = [(1, 5), (1, 70), (3, 3), (67, 131)]
 
+# Decodes: all in the window; a first tile wholly before it, a second in part; two splits. A chunk
+# whose rows see no, some and all of a tile before them.
+WINDOW = 130
+WINDOW_SPANS = [(1, 129), (1, 323), (70, 400)]
+
 
 def run(name: str) -> float:
     """Run the scene of that name."""
@@ -80,6 +85,11 @@ def run(name: str) -> float:
         return largest_error(DECODES, DECODE_SPANS, decode_only=True)
     if name == "mixed":
         return largest_error(MIXED, MIXED_SPANS)
+    if name == "window":
+        return largest_error(replace(MIXED, sliding_window=WINDOW), WINDOW_SPANS)
+    if name == "window_and_soft_cap":
+        cache = replace(MIXED, sliding_window=WINDOW, soft_cap=2.0, block_size=64)
+        return largest_error(cache, WINDOW_SPANS)
     if name == "seven_heads_in_large_blocks":
         cache = replace(MIXED, dtype="float16", block_size=128, num_blocks=16, max_blocks=8)
         return largest_error(cache, [(1, 129), (40, 200)], heads=7, kv_heads=1, head_dim=80)

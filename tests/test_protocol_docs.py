@@ -24,6 +24,7 @@ from gateway.messages import (
     Resumed,
     ServerMessage,
 )
+from gateway.token_logprobs import TokenLogprob, TopLogprob
 from headrace_client import messages as client_messages
 from headrace_client.wire import (
     ENCODINGS,
@@ -82,6 +83,7 @@ CLIENT_BUILDS = {
                 "top_p": 0.95,
                 "top_k": 40,
                 "min_p": 0.05,
+                "logprobs": 2,
                 "seed": 1234,
                 "stop": ("\n\n", "THE END"),
                 "stop_token_ids": (2,),
@@ -137,6 +139,22 @@ SERVER_BUILDS: dict[str, ServerMessage] = {
     "resumed": Resumed(id="chat-5", request_id="req-77a1"),
     "delta": Delta(id="chat-1", seq=0, text="The capital"),
     "delta with token ids": Delta(id="a.b:c_d-1", seq=7, text=" there was", token_ids=[665, 436]),
+    "delta with log-probabilities": Delta(
+        id="chat-6",
+        seq=0,
+        text="Hi",
+        logprobs=[
+            TokenLogprob(
+                token="Hi",
+                logprob=-0.25,
+                bytes=(72, 105),
+                top_logprobs=(
+                    TopLogprob(token="Hi", logprob=-0.25, bytes=(72, 105)),
+                    TopLogprob(token="<|im_end|>", logprob=-2.5, bytes=None),
+                ),
+            )
+        ],
+    ),
     "done": Done(
         id="chat-1",
         seq=7,
@@ -276,15 +294,21 @@ def test_the_client_parses_exactly_the_example(heading, encoding):
 def _fields(parsed) -> dict:
     """Return a parsed message in the shape of the document; absent options are left out."""
     fields = {
-        name: _fields(value) if hasattr(value, "__dataclass_fields__") else value
+        name: _value(value)
         for name in parsed.__dataclass_fields__
         if (value := getattr(parsed, name)) is not None
-        or name in ("stop_reason", "param", "code")
+        or name in ("stop_reason", "param", "code", "bytes")
         or (name.endswith("_s") and isinstance(parsed, client_messages.Timing))
     }
     if isinstance(parsed, client_messages.ServerError):
         fields["error"] = {n: fields.pop(n) for n in ("message", "type", "param", "code")}
     return fields
+
+
+def _value(value):
+    if hasattr(value, "__dataclass_fields__"):
+        return _fields(value)
+    return [_value(item) for item in value] if isinstance(value, tuple | bytes) else value
 
 
 def _flat(fields: dict) -> dict:
@@ -293,7 +317,7 @@ def _flat(fields: dict) -> dict:
         name: _flat(value)
         if isinstance(value, dict)
         else list(value)
-        if isinstance(value, tuple)
+        if isinstance(value, tuple | list)
         else value
         for name, value in fields.items()
     }

@@ -22,7 +22,15 @@ from headrace_client.errors import (
 )
 from headrace_client.events import Finished, Resumed, Started, StreamEvent
 from headrace_client.inbox import TextDelta
-from headrace_client.messages import ChatMessage, GenerationOptions, Hello, Timing, Usage
+from headrace_client.messages import (
+    ChatMessage,
+    GenerationOptions,
+    Hello,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from headrace_client.stream import Stream, Timeouts
 from headrace_client.sync import Client, SyncStream
 
@@ -57,6 +65,8 @@ __all__ = [
     "TextDelta",
     "Timeouts",
     "Timing",
+    "TokenLogprob",
+    "TopLogprob",
     "Unavailable",
     "Usage",
 ]

@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 
 # How long a lost stream is worth reconnecting for, if the server did not say.
 DEFAULT_RESUME_TTL_S = 30.0
+# Whatever the server says: for how long, how often in a row without anything new, and how long in
+# between.
+MAX_RESUME_TTL_S = 600.0
+MAX_FAILURES = 30
+MAX_RETRY_AFTER_S = 60.0
 
 _NO_LIMITS = Timeouts(connect_s=None, first_token_s=None, idle_s=None, total_s=None)
 
@@ -177,8 +182,10 @@ class AsyncClient:
                 return await self._start_once(request, options)
             except (ConnectFailed, ConnectionLost, RequestRejected) as error:
                 attempt += 1
-                delay_s = backoff_s(attempt, getattr(error, "retry_after_s", None))
+                retry_after_s = getattr(error, "retry_after_s", None)
+                delay_s = backoff_s(attempt, retry_after_s)
                 may_try = attempt <= self._max_retries and num_closes == self._num_closes
+                may_try = may_try and (retry_after_s or 0.0) <= MAX_RETRY_AFTER_S
                 if not (may_try and _may_pass(error)) or loop.time() + delay_s >= end_s:
                     raise
                 logger.debug("trying again in %.1f s: %s", delay_s, error)
@@ -250,6 +257,8 @@ class AsyncClient:
         if self._num_failures or retry_after_s is not None:
             delay_s = backoff_s(max(1, self._num_failures), retry_after_s)
         next_s = asyncio.get_running_loop().time() + delay_s
+        if self._num_failures > MAX_FAILURES:
+            next_s = float("inf")
         reason = f"{self._failure}"
         if not isinstance(self._failure, ConnectionLost):
             reason = f"the connection to the server was lost: {reason}"
@@ -295,13 +304,20 @@ class AsyncClient:
             if num_closes != self._num_closes:
                 await connection.close()
                 raise _closed()
-            self._resume_ttl_s = connection.hello.limits.get("resume_ttl_s", DEFAULT_RESUME_TTL_S)
+            self._resume_ttl_s = _resume_ttl_s(connection.hello)
             self._connections.append(connection)
             return connection
 
 
 def _closed() -> ConnectionLost:
     return ConnectionLost("the client was closed", code=None, retry_after_s=None)
+
+
+def _resume_ttl_s(hello: Hello) -> float:
+    told = hello.limits.get("resume_ttl_s", DEFAULT_RESUME_TTL_S)
+    if isinstance(told, bool) or not isinstance(told, int | float):
+        return DEFAULT_RESUME_TTL_S
+    return min(told, MAX_RESUME_TTL_S)
 
 
 def _may_pass(error: HeadraceError) -> bool:

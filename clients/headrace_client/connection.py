@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 HEARTBEAT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
-# A merged delta holds at most one whole answer.
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# A merged delta holds at most one whole answer, and of log-probabilities a few megabytes.
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 
 class Connection:

@@ -11,13 +11,22 @@ from headrace_client.errors import (
     ProtocolError,
     rejection,
 )
-from headrace_client.messages import Accepted, Delta, Done, Resumed, ServerError
+from headrace_client.messages import (
+    Accepted,
+    Delta,
+    Done,
+    Resumed,
+    ServerError,
+    TokenLogprob,
+)
 
 __all__ = ["CREDITS", "StreamInbox", "TextDelta"]
 
 # Deltas that the server may send ahead of the reader, and how many read ones make a new credit.
 CREDITS = 256
 CREDIT_BATCH = CREDITS // 2
+# More than any answer has. A server that sends more of one stream, unread, is not listened to.
+MAX_UNREAD_CHARS = 16 * 1024 * 1024
 
 # Codes of errors that end the attempt to resume, and with it the stream for its reader.
 _RESUME_ERRORS = frozenset({"resume_unknown", "resume_gap", "resumed_elsewhere"})
@@ -25,10 +34,11 @@ _RESUME_ERRORS = frozenset({"resume_unknown", "resume_gap", "resumed_elsewhere"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextDelta:
-    """New text of an answer; `token_ids` is empty unless the ids were asked for."""
+    """New text of an answer; `token_ids` and `logprobs` are empty unless they were asked for."""
 
     text: str
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class StreamInbox:
@@ -61,10 +71,13 @@ class StreamInbox:
         self.on_credit: Callable[[StreamInbox, int], None] | None = None
         self._next_seq = 0
         self._may_jump = False  # the next delta may stand for several
+        self._num_allowed = CREDITS  # deltas that may yet come
         self._num_unread = 0
         self._num_uncredited = 0
+        self._num_unread_chars = 0
         self._texts: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._error: HeadraceError | None = None
         self._discards = False
         self._changed = asyncio.Event()
@@ -106,16 +119,19 @@ class StreamInbox:
                 self.lost_s = None
                 self.num_resumes += 1
                 self._may_jump = True
+                self._num_allowed = CREDITS
                 self._num_uncredited = -self._num_unread  # its credits were granted anew
             case Delta():
                 if not (self._may_jump and message.seq > self._next_seq):
                     self._check_seq(message.seq)
                 self._may_jump = False
+                self._check_size(len(message.text))
                 self._next_seq = message.seq + 1
                 self._num_unread += 1
                 if not self._discards:
                     self._texts.append(message.text)
                     self._token_ids.extend(message.token_ids or ())
+                    self._logprobs.extend(message.logprobs or ())
             case Done():
                 self._check_seq(message.seq)
                 self.done = message
@@ -132,8 +148,7 @@ class StreamInbox:
     def discard(self) -> None:
         """Forget what arrived, and whatever comes: nobody will read it."""
         self._discards = True
-        self._texts.clear()
-        self._token_ids.clear()
+        self._clear()
 
     async def wait_accepted(self) -> None:
         """Return when the request was accepted, or ended by a cancel. Cancelling is safe.
@@ -155,14 +170,23 @@ class StreamInbox:
         while not self._texts and not self.has_ended:
             await self._wait()
         if self._texts:
-            delta = TextDelta(text="".join(self._texts), token_ids=tuple(self._token_ids))
-            self._texts.clear()
-            self._token_ids.clear()
+            delta = TextDelta(
+                text="".join(self._texts),
+                token_ids=tuple(self._token_ids),
+                logprobs=tuple(self._logprobs),
+            )
+            self._clear()
             self._grant_credit()
             return delta
         if self._error is not None:
             raise self._error
         return None
+
+    def _clear(self) -> None:
+        self._num_unread_chars = 0
+        self._texts.clear()
+        self._token_ids.clear()
+        self._logprobs.clear()
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -174,9 +198,20 @@ class StreamInbox:
         self._num_unread = 0
         if self.on_credit is not None and self._num_uncredited >= CREDIT_BATCH:
             num_credits, self._num_uncredited = self._num_uncredited, 0
+            self._num_allowed += num_credits
             # It may have waited for us: the silence until now says nothing about it.
             self.last_arrival_s = asyncio.get_running_loop().time()
             self.on_credit(self, num_credits)
+
+    def _check_size(self, num_chars: int) -> None:
+        """Count a delta; whatever the server does, what it can make us hold is bounded."""
+        self._num_allowed -= 1
+        if self._num_allowed < 0 and not self.is_cancelled:  # a cancel lifts the limit
+            raise ProtocolError(f"more of stream {self.stream_id!r} came than was asked for")
+        if not self._discards:
+            self._num_unread_chars += num_chars
+        if self._num_unread_chars > MAX_UNREAD_CHARS:
+            raise ProtocolError(f"too much of stream {self.stream_id!r} came at a time")
 
     def _check_seq(self, seq: int) -> None:
         if seq != self._next_seq:

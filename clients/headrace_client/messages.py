@@ -17,6 +17,8 @@ __all__ = [
     "ServerError",
     "ServerMessage",
     "Timing",
+    "TokenLogprob",
+    "TopLogprob",
     "Usage",
 ]
 
@@ -31,7 +33,8 @@ class ChatMessage(TypedDict):
 class GenerationOptions(TypedDict, total=False):
     """Options of a generation; what is left out, or None, takes the server's default.
 
-    `return_token_ids` makes the deltas carry token ids. The others are explained in
+    `return_token_ids` makes the deltas carry token ids, and `logprobs` how likely each token was,
+    with so many alternatives (0 to 20). The others are explained in
     docs/protocol.md under `start`.
     """
 
@@ -42,6 +45,7 @@ class GenerationOptions(TypedDict, total=False):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    logprobs: int | None
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
@@ -127,13 +131,33 @@ class Resumed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TopLogprob:
+    """How likely a token was; `bytes` is None for one that is not text."""
+
+    token: str
+    logprob: float
+    bytes: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """How likely a generated token was, and the likeliest at its place."""
+
+    token: str
+    logprob: float
+    bytes: bytes | None
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Delta:
-    """New text of a stream; `token_ids` is None unless asked for."""
+    """New text of a stream; `token_ids` and `logprobs` are None unless asked for."""
 
     id: str
     seq: int
     text: str
     token_ids: tuple[int, ...] | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

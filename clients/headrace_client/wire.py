@@ -25,6 +25,8 @@ from headrace_client.messages import (
     ServerError,
     ServerMessage,
     Timing,
+    TokenLogprob,
+    TopLogprob,
     Usage,
 )
 
@@ -128,15 +130,7 @@ def parse_message(fields: object) -> ServerMessage | None:
     message = _Fields(fields)
     match message.text("type"):
         case "delta":
-            ids = message.optional("token_ids", list)
-            if ids is not None and not all(type(token_id) is int for token_id in ids):
-                raise ProtocolError("token_ids holds something that is no integer")
-            return Delta(
-                id=message.text("id"),
-                seq=message.count("seq"),
-                text=message.text("text"),
-                token_ids=None if ids is None else tuple(ids),
-            )
+            return _parse_delta(message)
         case "accepted":
             return Accepted(
                 id=message.text("id"),
@@ -212,6 +206,43 @@ class _Fields:
         if value is not None and not (is_number and math.isfinite(value)):
             raise ProtocolError(f"field {name!r} of the server's message is {value!r:.50}")
         return value
+
+
+def _parse_delta(message: _Fields) -> Delta:
+    ids = message.optional("token_ids", list)
+    if ids is not None and not all(type(token_id) is int for token_id in ids):
+        raise ProtocolError("token_ids holds something that is no integer")
+    logprobs = message.optional("logprobs", list)
+    return Delta(
+        id=message.text("id"),
+        seq=message.count("seq"),
+        text=message.text("text"),
+        token_ids=None if ids is None else tuple(ids),
+        logprobs=None if logprobs is None else tuple(map(_parse_token_logprob, logprobs)),
+    )
+
+
+def _parse_token_logprob(fields: object) -> TokenLogprob:
+    entry = _Fields(fields)
+    return TokenLogprob(
+        token=entry.text("token"),
+        logprob=entry.number("logprob"),
+        bytes=_parse_bytes(entry),
+        top_logprobs=tuple(
+            TopLogprob(
+                token=top.text("token"), logprob=top.number("logprob"), bytes=_parse_bytes(top)
+            )
+            for top in map(_Fields, entry.required("top_logprobs", list))
+        ),
+    )
+
+
+def _parse_bytes(entry: _Fields) -> bytes | None:
+    values = entry.optional("bytes", list)
+    try:
+        return None if values is None else bytes(values)
+    except (TypeError, ValueError):
+        raise ProtocolError("bytes holds something that is no byte") from None
 
 
 def _parse_done(message: _Fields) -> Done:

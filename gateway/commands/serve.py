@@ -43,6 +43,7 @@ from gateway.tokenizer import Tokenizer
 from jaxengine.build import BuiltEngine, EngineOptions, build_engine
 from jaxengine.config import EngineConfig
 from jaxengine.host_memory import keep_freed_memory
+from jaxengine.host_threads import put_device_threads_behind
 from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
@@ -87,6 +88,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
         files = resolve_model(model, progress=progress)
     config = _gateway_config(options, model_name=files.name)
     keep_freed_memory()
+    put_device_threads_behind()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
     template = ChatTemplate.from_model(files, source=source)

@@ -16,10 +16,9 @@ from gateway.openai.protocol import (
     CompletionLogprobs,
     PromptLogprob,
     PromptLogprobs,
-    TokenLogprob,
-    TopLogprob,
 )
 from gateway.text_codec import TextTokenizer
+from gateway.token_logprobs import TokenLogprob, finite, token_logprob
 from gateway.token_wishes import token_name
 from jaxengine.outputs import TokenLogprobs
 
@@ -126,7 +125,7 @@ class ChoiceDetails:
         likeliest = dict(found.top[: self._options.prompt_logprobs])
         return {
             str(other): PromptLogprob(
-                logprob=logprob, rank=ranks.get(other), decoded_token=self._name(other)
+                logprob=finite(logprob), rank=ranks.get(other), decoded_token=self._name(other)
             )
             for other, logprob in {**likeliest, token_id: found.logprob}.items()
         }
@@ -152,7 +151,9 @@ class ChoiceDetails:
             tops.append(None if found is None else self._top(token_id, found))
         return CompletionLogprobs(
             tokens=tuple(names),
-            token_logprobs=tuple(None if x is None else x.logprob for x in self._logprobs),
+            token_logprobs=tuple(
+                None if found is None else finite(found.logprob) for found in self._logprobs
+            ),
             top_logprobs=tuple(tops),
             text_offset=tuple(offsets),
         )
@@ -163,24 +164,15 @@ class ChoiceDetails:
         likeliest = dict(found.top[: self._options.num_top])
         for other, logprob in {**likeliest, token_id: found.logprob}.items():
             name = self._name(other)
-            top[f"token_id:{other}" if name in top else name] = logprob  # some look alike
+            name = f"token_id:{other}" if name in top else name  # some look alike
+            top[name] = finite(logprob)
         return top
 
     def _token_logprob(self, token_id: int, found: TokenLogprobs | None) -> TokenLogprob:
         assert found is not None, "a generated token has no log-probability"
-        return TokenLogprob(
-            token=self._name(token_id),
-            logprob=found.logprob,
-            bytes=self._bytes(token_id),
-            top_logprobs=tuple(
-                TopLogprob(token=self._name(i), logprob=logprob, bytes=self._bytes(i))
-                for i, logprob in found.top
-            ),
+        return token_logprob(
+            self._tokenizer, token_id, found, names_are_ids=self._options.names_are_ids
         )
-
-    def _bytes(self, token_id: int) -> tuple[int, ...] | None:
-        """Return what the token adds to the text; None for one that is not text."""
-        return tuple(self._tokenizer.token_bytes(token_id)) or None
 
     def _name(self, token_id: int) -> str:
         if self._options.names_are_ids:

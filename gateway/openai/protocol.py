@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.generation import Timing
 from gateway.token_fields import TokenFields
+from gateway.token_logprobs import TokenLogprob
 
 __all__ = [
     "AnyChoice",
@@ -38,13 +39,11 @@ __all__ = [
     "ResponseFormat",
     "SamplingBody",
     "StreamOptions",
-    "TokenLogprob",
     "ToolBody",
     "ToolCall",
     "ToolCallBody",
     "ToolCallDelta",
     "ToolChoiceBody",
-    "TopLogprob",
     "UsageBody",
     "WireFinish",
 ]
@@ -212,20 +211,6 @@ class UsageBody(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
-
-
-class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
-    """How likely a token was; `bytes` is null for one that is not text."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
-
-
-class TokenLogprob(TopLogprob, kw_only=True, frozen=True):
-    """How likely a generated token was, and what else was."""
-
-    top_logprobs: tuple[TopLogprob, ...]
 
 
 class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):

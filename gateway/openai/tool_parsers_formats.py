@@ -5,13 +5,15 @@ hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, again for
 llama3_json  {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>, more after ";"
 mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or newer,
              [TOOL_CALLS]name[ARGS]{...}, again for each call
+qwen3_xml    <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
+glm45        <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>
 ```
 
 What looks like a call and is none stays text.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Literal, get_args
 
 from gateway.config import ToolParserName
@@ -22,6 +24,7 @@ from gateway.openai.tool_parsers_json import (
     read_call_list,
     read_value,
 )
+from gateway.openai.tool_parsers_xml import ToolSchemas, read_glm_call, read_qwen_call
 
 __all__ = [
     "VISIBLE_TOKENS",
@@ -32,21 +35,26 @@ __all__ = [
     "tool_format",
 ]
 
-ToolFormat = Literal["hermes", "llama3_json", "mistral"]
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_xml", "glm45"]
 
 # Special tokens that mark calls; an answer that may call tools shows them.
 VISIBLE_TOKENS: Mapping[ToolFormat, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    "qwen3_xml": ("<tool_call>", "</tool_call>"),
+    "glm45": (
+        *("<tool_call>", "</tool_call>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
 }
+# What only one format of several with the same marks has in a chat template.
+SIGNS: Mapping[str, ToolFormat] = {"<function=": "qwen3_xml", "<arg_key>": "glm45"}
 
 TOOL_CALL, END_OF_TOOL_CALL = VISIBLE_TOKENS["hermes"]
 [PYTHON_TAG] = VISIBLE_TOKENS["llama3_json"]
 TOOL_CALLS, ARGS, CALL_ID = VISIBLE_TOKENS["mistral"]
 
-# Writes calls as XML, between the marks of hermes.
-XML_FUNCTION = "<function="
 NAME = re.compile(r"[\w.-]{1,64}")
 MAX_HEAD = 256  # characters of a name with its call id
 
@@ -58,8 +66,9 @@ def tool_format(chosen: ToolParserName, template: str) -> ToolFormat | None:
     """
     if chosen != "auto":
         return chosen
-    if XML_FUNCTION in template:
-        return None
+    for sign, sign_of in SIGNS.items():
+        if sign in template:
+            return sign_of
     for name in get_args(ToolFormat):
         if VISIBLE_TOKENS[name][0] in template:
             found: ToolFormat = name
@@ -68,7 +77,7 @@ def tool_format(chosen: ToolParserName, template: str) -> ToolFormat | None:
 
 
 def read_answer(
-    source: CharSource, sink: PartSink, *, style: ToolFormat, names: Collection[str]
+    source: CharSource, sink: PartSink, *, style: ToolFormat, tools: ToolSchemas
 ) -> Reader[None]:
     """Read an answer that may call tools.
 
@@ -76,10 +85,10 @@ def read_answer(
         source: the answer.
         sink: gets its parts.
         style: how calls are written.
-        names: the tools; what is not marked as a call is one only if it names one of them.
+        tools: what is not marked as a call is one only if it names one of them.
     """
     if style == "llama3_json":
-        yield from _read_bare_calls(source, sink, names)
+        yield from _read_bare_calls(source, sink, tools)
     marker = VISIBLE_TOKENS[style][0]
     while True:
         _, space = yield from read_text(source, sink.reply, [marker])
@@ -87,6 +96,10 @@ def read_answer(
             reading = _read_hermes_call(source, sink)
         elif style == "llama3_json":
             reading = _read_llama3_calls(source, sink, bool)
+        elif style == "qwen3_xml":
+            reading = read_qwen_call(source, sink, tools)
+        elif style == "glm45":
+            reading = read_glm_call(source, sink, tools)
         else:
             reading = _read_mistral_calls(source, sink)
         yield from _attempt(source, sink, reading, before=space + marker)
@@ -147,7 +160,7 @@ def _read_hermes_call(source: CharSource, sink: PartSink) -> Reader[None]:
         source.unread(marker)
 
 
-def _read_bare_calls(source: CharSource, sink: PartSink, names: Collection[str]) -> Reader[None]:
+def _read_bare_calls(source: CharSource, sink: PartSink, names: Container[str]) -> Reader[None]:
     """Read calls that an answer begins with; if there are none, at most a brace is taken."""
     num_calls = sink.num_calls
     source.start_record()

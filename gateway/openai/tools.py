@@ -163,8 +163,10 @@ class AnswerReading:
         if self.style is None:
             yield from read_plain(source, sink)
         else:
-            names = [function.name for function in self.tools.functions]
-            yield from read_answer(source, sink, style=self.style, names=names)
+            schemas = {
+                function.name: function.parameters or {} for function in self.tools.functions
+            }
+            yield from read_answer(source, sink, style=self.style, tools=schemas)
 
 
 def tool_use(

@@ -4,6 +4,8 @@ import { SignIn } from "./sign_in.js";
 
 const FIRST_RETRY_MS = 500;
 const LONGEST_RETRY_MS = 15_000;
+const LONGEST_STAY_AWAY_MS = 60_000;
+const MAX_FAILURES_UNSEEN = 10; // then a page that nobody looks at asks no more until somebody does
 
 /**
  * @typedef {Object} SocketHandlers
@@ -30,6 +32,9 @@ export class RetryingSocket {
     this.retryAfterMs = 0;
     this.retryTimer = 0;
     addEventListener("online", () => this.retryNow());
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && this.numFailures >= MAX_FAILURES_UNSEEN) this.retryNow();
+    });
   }
 
   async connect() {
@@ -67,7 +72,7 @@ export class RetryingSocket {
 
   /** The server asks not to come back sooner. */
   stayAway(seconds) {
-    this.retryAfterMs = seconds * 1000;
+    this.retryAfterMs = Math.min(seconds * 1000, LONGEST_STAY_AWAY_MS);
   }
 
   /** Give up this connection, if there is one, and come back later. */
@@ -86,7 +91,9 @@ export class RetryingSocket {
     // Twice as long each time, and never all pages at the same moment.
     const backoff = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.numFailures++);
     const delay = Math.max(this.retryAfterMs, backoff) * (0.75 + Math.random() / 2);
-    this.retryTimer = setTimeout(() => this.connect(), delay);
+    this.retryTimer = setTimeout(() => {
+      if (!document.hidden || this.numFailures < MAX_FAILURES_UNSEEN) this.connect();
+    }, delay);
     this.handlers.state({ name: "waiting", retryAtMs: performance.now() + delay });
   }
 }

@@ -91,9 +91,11 @@ std::vector<Item> plan(const Step& step, int num_seqs, int64_t* work) {
   std::vector<Item> items;
   *work = 0;
   for (int sequence = num_seqs - 1; sequence >= 0; --sequence) {
-    const int rows = (step.starts[sequence + 1] - step.starts[sequence]) * step.group;
+    const int queries = step.starts[sequence + 1] - step.starts[sequence];
+    const int rows = queries * step.group;
     if (rows <= 0 || step.lengths[sequence] <= 0) continue;
-    *work += (int64_t)rows * step.kv_heads * step.lengths[sequence] * step.padded_dim * 2;
+    const int64_t seen = std::min<int64_t>(step.lengths[sequence], step.window);
+    *work += rows * step.kv_heads * seen * step.padded_dim * 2;
     for (int head = 0; head < step.kv_heads; ++head)
       for (int end = rows; end > 0; end -= MAX_ROWS)
         items.push_back({sequence, head, std::max(end - MAX_ROWS, 0), end});
@@ -174,7 +176,7 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qu
                                   ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::S32> tables,
                                   ffi::Buffer<ffi::S32> first_block, ffi::RemainingArgs more,
                                   ffi::ResultBuffer<ffi::F32> out, std::string_view dtype,
-                                  float scale) {
+                                  float scale, int64_t window, float soft_cap) {
   const auto cache = data.dimensions();
   const auto shape = queries.dimensions();
   Step step{};
@@ -192,6 +194,8 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qu
   step.padded_dim = cache[4];
   step.block_size = cache[3];
   step.scale = scale;
+  step.window = window > 0 ? window : std::numeric_limits<int64_t>::max();
+  step.soft_cap = soft_cap;
   const int num_seqs = lengths.dimensions()[0];
   const int64_t used = step.starts[num_seqs], row = shape[1] * shape[2];
   std::fill(step.out + used * row, step.out + shape[0] * row, 0.0f);
@@ -238,7 +242,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_ragged_paged_attention, headrace::ragged_
                                   .RemainingArgs()
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Attr<std::string_view>("dtype")
-                                  .Attr<float>("scale"));
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("sliding_window")
+                                  .Attr<float>("soft_cap"));
 
 // The instructions that products of bfloat16 run on, for logs and people.
 extern "C" const char* headrace_instructions() {

@@ -1,8 +1,8 @@
 // Ragged paged attention for the query rows of one sequence that share a kv head.
 //
-// Online softmax over tiles of KV_TILE tokens from the beginning of the sequence, in order. A row
-// whose context ends inside a tile sees the rest of it with weight zero, which changes no bit; so
-// the result of a row depends on nothing but its sequence.
+// Online softmax over tiles of KV_TILE tokens, counted from the beginning of the sequence, in order.
+// What a row may not see of a tile, after its own token or before its window, it sees with weight
+// zero, which changes no bit; so the result of a row depends on nothing but its sequence.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +33,8 @@ struct Step {
   int64_t first_block;
   int table_width, kv_heads, group, head_dim, padded_dim, block_size;
   float scale;
+  int64_t window;  // tokens that a token sees, its own included
+  float soft_cap;  // 0: none
 };
 
 // Query rows [first_row, end_row) of a sequence and kv head; row = token * group + head of it.
@@ -89,10 +91,12 @@ class Worker {
     for (int row = 0; row < rows; ++row) {
       maxima_[row] = MASKED;
       visible_[row] = first_position + (item.first_row + row) / step_.group + 1;
+      hidden_[row] = std::max<int64_t>(visible_[row] - step_.window, 0);
     }
     std::fill_n(totals_, rows * LANES, 0.0f);
     std::fill_n(sums_, (int64_t)rows * step_.padded_dim, 0.0f);
-    for (int first = 0; first < visible_[rows - 1]; first += KV_TILE) {
+    const int begin = hidden_[0] / KV_TILE * KV_TILE;
+    for (int first = begin; first < visible_[rows - 1]; first += KV_TILE) {
       visit(item, rows, first, std::min(KV_TILE, visible_[rows - 1] - first));
     }
     store_sums(item, start);
@@ -147,7 +151,8 @@ class Worker {
     }
     const int columns = (num_blocks * step_.block_size + LANES - 1) / LANES;
     score(rows, num_blocks, columns);
-    for (int row = 0; row < rows; ++row) weigh(row, visible_[row] - first, columns);
+    for (int row = 0; row < rows; ++row)
+      weigh(row, hidden_[row] - first, visible_[row] - first, columns);
     const int dim = step_.padded_dim;
     const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE), dim,
                       dim, false};
@@ -202,36 +207,43 @@ class Worker {
     }
   }
 
-  // Turn a row's scores into weights, and what it has summed so far into their scale.
-  void weigh(int row, int visible, int columns) {
+  // Turn a row's scores into weights, and what it has summed so far into their scale. It sees
+  // tokens [hidden, visible) of the tile, if there are any.
+  void weigh(int row, int hidden, int visible, int columns) {
     uint32_t* weights = weights_ + row * Left::row_words(KV_TILE);
-    if (visible <= 0) {
+    const int seen = std::min((visible + LANES - 1) / LANES, columns);
+    const int begin = std::max(hidden, 0) / LANES;
+    if (visible <= 0 || begin >= seen) {
       for (int column = 0; column < columns; ++column) Left::put(weights, column * LANES, Floats{});
       return;
     }
+    // Replaces what the row does not see of a column, whatever it is.
+    const auto hide = [&](Floats x, int column, float by) {
+      const int before = hidden - column * LANES, rest = visible - column * LANES;
+      if (rest < LANES) x = lane_numbers() < all_bits(rest) ? x : all(by);
+      if (before > 0) x = lane_numbers() < all_bits(before) ? all(by) : x;
+      return x;
+    };
     float* scores = scores_ + row * KV_TILE;
     Floats maximum = all(maxima_[row]);
-    const int seen = std::min((visible + LANES - 1) / LANES, columns);
-    for (int column = 0; column < seen; ++column) {
+    for (int column = begin; column < seen; ++column) {
       Floats x = load<Floats>(scores + column * LANES);
       if (step_.reading.scaled) x = x * load<Floats>(key_scales_ + column * LANES);
-      if (visible < (column + 1) * LANES) x = hide(x, visible - column * LANES, MASKED);
-      if (step_.reading.scaled) store(scores + column * LANES, x);
+      if (step_.soft_cap > 0) x = capped(x, step_.soft_cap);
+      x = hide(x, column, MASKED);
+      if (step_.reading.scaled || step_.soft_cap > 0) store(scores + column * LANES, x);
       maximum = larger(x, maximum);
     }
     const float new_maximum = largest_lane(maximum);
     Floats total{};
     for (int column = 0; column < columns; ++column) {
       Floats weight{};
-      if (column < seen) {
-        const int rest = visible - column * LANES;
+      if (column >= begin && column < seen) {
         weight = exponential(load<Floats>(scores + column * LANES) - new_maximum);
-        if (rest < LANES) weight = hide(weight, rest, 0.0f);
+        weight = hide(weight, column, 0.0f);
         total = total + weight;
-        if (step_.reading.scaled) {
-          weight = weight * load<Floats>(value_scales_ + column * LANES);
-          if (rest < LANES) weight = hide(weight, rest, 0.0f);
-        }
+        if (step_.reading.scaled)
+          weight = hide(weight * load<Floats>(value_scales_ + column * LANES), column, 0.0f);
       }
       Left::put(weights, column * LANES, weight);
     }
@@ -243,11 +255,6 @@ class Worker {
     float* sums = sums_ + (int64_t)row * step_.padded_dim;
     for (int h = 0; h < step_.padded_dim; h += LANES)
       store(sums + h, load<Floats>(sums + h) * decay);
-  }
-
-  // Replace what is not among the first `count` lanes, whatever it is.
-  static HEADRACE_INLINE Floats hide(Floats x, int count, float by) {
-    return lane_numbers() < all_bits(count) ? x : all(by);
   }
 
   void store_sums(const Item& item, int start) {
@@ -270,7 +277,8 @@ class Worker {
   const uint32_t** right_;
   float *scores_, *sums_, *totals_;
   float maxima_[MAX_ROWS];
-  int visible_[MAX_ROWS];
+  // A row sees positions [hidden, visible).
+  int hidden_[MAX_ROWS], visible_[MAX_ROWS];
   const uint32_t *key_blocks_[KV_TILE / MIN_BLOCK_SIZE], *value_blocks_[KV_TILE / MIN_BLOCK_SIZE];
   alignas(64) float key_scales_[KV_TILE], value_scales_[KV_TILE];
 };

@@ -115,4 +115,12 @@ HEADRACE_INLINE Floats exponential(Floats x) {
   return x < -87.0f ? all(0.0f) : result;
 }
 
+// cap * tanh(x / cap), within some units in the last place of the cap.
+HEADRACE_INLINE Floats capped(Floats x, float cap) {
+  const Floats size = x < 0.0f ? -x : x;
+  const Floats e = exponential(size * (-2.0f / cap));
+  const Floats result = cap * (1.0f - e) / (1.0f + e);
+  return x < 0.0f ? -result : result;
+}
+
 }  // namespace headrace

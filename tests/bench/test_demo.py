@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if "broken" in command:
             raise ServerFailed("it ended")
         events.append(" ".join(command))
-        yield ServerProcess("http://127.0.0.1:9", 0.1, 3.25)
+        yield ServerProcess("http://127.0.0.1:9", 0.1, 3.25, 1)
         events.append("stopped")
 
     monkeypatch.setattr(demo_module, "running_server", running)

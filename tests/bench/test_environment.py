@@ -15,6 +15,8 @@ from bench.environment import describe_command, describe_environment, describe_r
         (["headrace", "--api-key=secret"], "headrace '--api-key=***'"),
         (["headrace", "--model", "a b"], "headrace --model 'a b'"),
         (["headrace", "--api-key"], "headrace --api-key"),
+        (["headrace", "--file", "/some/where/x.json"], "headrace --file x.json"),
+        (["headrace", "--file=/some/where/x.json", "a/b"], "headrace --file=x.json a/b"),
     ],
 )
 def test_the_command_can_be_repeated_and_tells_no_secret(arguments: list[str], expected: str):

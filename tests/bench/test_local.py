@@ -22,7 +22,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         seen.append(command)
         if "broken" in command:
             raise ServerFailed("it ended")
-        yield ServerProcess("http://127.0.0.1:9", 0.1, 0.2)
+        yield ServerProcess("http://127.0.0.1:9", 0.1, 0.2, 1)
 
     monkeypatch.setattr(local, "running_server", running)
     monkeypatch.setattr(local, "find_headrace", lambda: "headrace")

@@ -69,6 +69,20 @@ async def test_a_tenant_is_named_only_when_there_is_one():
     assert [body.get("tenant") for _, body in fake.bodies] == ["a", None]
 
 
+async def test_a_sender_adds_its_own_fields():
+    fake = FakeServe()
+    with fake.run(["headrace"], output=None) as server:
+        async with open_session(None, 30) as session:
+            target = Target(url=server.url, model="tiny")
+            await Sender(session, target, fields={"top_k": 3}).send_all([request()])
+    assert fake.bodies[0][1]["top_k"] == 3
+
+
+def test_prompts_can_be_words():
+    (prompt,) = plan_prompts([6], seed=1, vocab_size=5000, kind="text")
+    assert len(prompt.split()) == 6
+
+
 async def test_an_answer_of_another_length_has_failed():
     with FakeServe(max_output=3).run(["headrace"], output=None) as server:
         async with open_session(None, 30) as session:

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 import tempfile
 import urllib.request
@@ -6,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from bench import server_process
-from bench.server_process import ServerFailed, find_headrace, running_server
+from bench.server_process import (
+    PORT,
+    ServerFailed,
+    find_headrace,
+    running_peer,
+    running_server,
+    stop_group,
+)
 
 # A server as `headrace serve` behaves from outside: --port 0, --port-file, /ready, SIGTERM.
 SERVER = """
@@ -109,3 +118,81 @@ def test_the_installed_command_is_the_one_of_this_environment(
         find_headrace()
     (tmp_path / "headrace").touch()
     assert find_headrace() == str(tmp_path / "headrace")
+
+
+# Another's server: it is told its port, ignores SIGTERM if need be, and has a child.
+PEER = """
+import http.server, os, signal, subprocess, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *arguments):
+        pass
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+print(child.pid, flush=True)
+{signals}
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def peer_command(signals: str = "") -> list[str]:
+    return [sys.executable, "-c", PEER.format(signals=signals), PORT]
+
+
+def test_a_peer_is_told_its_port_and_ended_with_its_children():
+    with tempfile.TemporaryFile("w+") as output:
+        with running_peer(
+            peer_command(), ready_path="/health", startup_timeout_s=60, output=output
+        ) as server:
+            assert server.ready_s > 0
+            with urllib.request.urlopen(f"{server.url}/health") as answer:
+                assert answer.status == 200
+            output.seek(0)
+            child = int(output.read())
+            os.kill(child, 0)
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(f"{server.url}/health")
+    # The child is init's now, which may take a moment to bury it.
+    status = Path(f"/proc/{child}/status")
+    assert not status.exists() or "zombie" in status.read_text()
+
+
+def test_a_peer_may_end_as_it_likes_when_asked_to():
+    signals = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        running_peer(
+            peer_command(signals), ready_path="/health", startup_timeout_s=60, output=output
+        ),
+    ):
+        pass
+
+
+def test_a_peer_that_does_not_end_is_ended():
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN)\nprint(flush=True)\n"
+    script += "time.sleep(3600)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
+    stop_group(process, timeout_s=0.1)
+    assert process.returncode == -9
+
+
+def test_a_peer_that_cannot_be_started_or_ends_by_itself_has_failed():
+    with tempfile.TemporaryFile("w+") as output:
+        for command, match in (
+            (["./missing"], "cannot be started"),
+            ([sys.executable, "-c", "exit(3)"], "with exit code 3"),
+        ):
+            with (
+                pytest.raises(ServerFailed, match=match),
+                running_peer(command, ready_path="/", startup_timeout_s=60, output=output),
+            ):
+                pass

@@ -17,7 +17,7 @@ def test_each_cold_start_has_an_empty_folder_and_the_warm_one_after_it_the_same(
     def start_once(folder: Path) -> ServerProcess:
         folders.append((folder, any(folder.iterdir())))
         (folder / "program").touch()
-        return ServerProcess("http://x", 1.0 * len(folders), 2.0 * len(folders))
+        return ServerProcess("http://x", 1.0 * len(folders), 2.0 * len(folders), 1)
 
     times = measure_startup(start_once, repeats=2)
     assert [was_filled for _, was_filled in folders] == [False, True, False, True]
@@ -39,7 +39,7 @@ def test_the_medians_are_printed_and_all_times_written(
     ) -> Iterator[ServerProcess]:
         commands.append(command)
         folders.append(environment["JAX_COMPILATION_CACHE_DIR"])
-        yield ServerProcess("http://x", 0.5, next(ready_s))
+        yield ServerProcess("http://x", 0.5, next(ready_s), 1)
 
     monkeypatch.setattr(startup_module, "running_server", running)
     monkeypatch.setattr(startup_module, "find_headrace", lambda: "headrace")

@@ -18,6 +18,7 @@ from headrace_client import (
     NotAllowed,
     Overloaded,
     Timeouts,
+    TopLogprob,
     Unavailable,
 )
 from scripted_server import delta, done, scripted_server
@@ -74,6 +75,17 @@ async def test_text_returns_what_was_not_read_before():
         assert (await anext(stream)).text == "d"
         engine.release()
         assert await stream.text() == "efg"
+
+
+async def test_log_probabilities_come_when_asked_for():
+    async with serve_streams() as gateway, AsyncClient(gateway.base_url) as client:
+        stream = await client.complete("Hi!", max_tokens=4, logprobs=1)
+        entries = [entry async for delta in stream for entry in delta.logprobs]
+        plain = await client.complete("Hi!", max_tokens=4)
+        assert [entry async for delta in plain for entry in delta.logprobs] == []
+    assert [entry.logprob for entry in entries] == [-0.1, -0.101, -0.102, -0.103]
+    assert b"".join(entry.bytes for entry in entries) == b"defg"
+    assert entries[0].top_logprobs == (TopLogprob(token="e", logprob=0.4, bytes=b"e"),)
 
 
 async def test_token_ids_come_when_asked_for():

@@ -12,7 +12,7 @@ from gateway.connections import STREAM_CONNECTIONS
 from gateway.resumption import RESUME_STORE
 from headrace_client import AsyncClient, ConnectionLost, Overloaded, Timeouts, retry
 from headrace_client import client as client_module
-from scripted_server import delta, done, scripted_server
+from scripted_server import HELLO, delta, done, scripted_server
 from stream_app import serve_streams, until
 
 TEXT = "Grüße, 世界! 😀 fine. " * 3
@@ -248,6 +248,47 @@ async def test_a_server_that_says_hello_and_drops_is_asked_less_and_less_often(w
     assert waits[:4] == [(1, None), (2, None), (3, None), (4, None)]
     with pytest.raises(ConnectionLost, match="the client was closed"):
         await stream.text()
+
+
+async def test_a_server_that_always_drops_is_given_up(waits, monkeypatch):
+    monkeypatch.setattr(client_module, "MAX_FAILURES", 5)
+
+    async def first(server, stream_id):
+        await server.send(delta(stream_id, 0, "half"))
+
+    async def others(server):
+        resume = await server.receive()
+        # As if all was well again; but nothing new comes.
+        await server.send({"type": "resumed", "id": resume["id"], "request_id": "r"})
+        await server.ws.close()
+
+    async with scripted_server(first_then(first, others)) as url, AsyncClient(url) as client:
+        stream = await client.complete("Hi!")
+        with pytest.raises(ConnectionLost, match="the connection to the server was lost"):
+            await stream.text()
+    assert len(waits) == 6
+
+
+@pytest.mark.parametrize(
+    ("told", "used"), [(1e9, 600.0), (30, 30), ("x", 30.0), (True, 30.0), (None, 30.0)]
+)
+async def test_what_a_server_says_of_its_patience_is_believed_within_reason(told, used):
+    async def script(server):
+        await server.wait_closed()
+
+    hello = {**HELLO, "limits": {**HELLO["limits"], "resume_ttl_s": told}}
+    async with scripted_server(script, hello=hello) as url, AsyncClient(url) as client:
+        await client.hello()
+        assert client._resume_ttl_s == used
+
+
+async def test_who_shall_come_back_in_an_hour_is_told_now():
+    engine = make_engine()
+    engine.refuse("queued_requests", retry_after_s=3600.0)
+    async with serve_streams(engine) as gateway, AsyncClient(gateway.base_url) as client:
+        with pytest.raises(Overloaded) as caught:
+            await client.complete("Hi!")
+    assert caught.value.retry_after_s == 3600.0
 
 
 async def test_a_server_that_said_when_to_come_back_is_not_asked_sooner(waits):

@@ -185,14 +185,15 @@ async def test_each_stream_gets_its_own_messages():
 async def test_a_stream_that_nobody_reads_holds_up_no_other():
     async def script(server):
         stream_id = await server.accept()
-        await server.send(*(delta(stream_id, n, "x") for n in range(5000)), done(stream_id, 5000))
+        deltas = (delta(stream_id, n, "x") for n in range(CREDITS))
+        await server.send(*deltas, done(stream_id, CREDITS))
         await server.send(done(await server.accept(), 0))
         await server.wait_closed()
 
     async with scripted_server(script) as url, connected(url) as connection:
         unread, other = ask(connection), ask(connection)
         assert await read(other) == ""
-        assert await unread.take() == TextDelta(text="x" * 5000)
+        assert await unread.take() == TextDelta(text="x" * CREDITS)
 
 
 async def test_only_a_stream_that_is_open_can_be_cancelled():

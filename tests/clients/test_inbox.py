@@ -11,7 +11,7 @@ from headrace_client.errors import (
     Overloaded,
     ProtocolError,
 )
-from headrace_client.inbox import StreamInbox, TextDelta
+from headrace_client.inbox import CREDITS, StreamInbox, TextDelta
 from headrace_client.messages import Accepted, Delta, Done, ServerError, Timing, Usage
 
 ACCEPTED = Accepted(id="s1", request_id="r", prompt_tokens=1)
@@ -98,6 +98,37 @@ async def test_what_is_discarded_is_not_read_and_still_counted():
     inbox.put(delta(1, "b", 2))
     inbox.put(done(2))
     assert await inbox.take() is None
+
+
+async def test_a_server_may_send_what_it_was_allowed_to_and_no_more():
+    granted = []
+    inbox = inbox_with(ACCEPTED)
+    inbox.on_credit = lambda _, num_credits: granted.append(num_credits)
+    for seq in range(CREDITS):
+        inbox.put(delta(seq, "x"))
+    await inbox.take()
+    assert granted == [CREDITS]
+    for seq in range(CREDITS, 2 * CREDITS):
+        inbox.put(delta(seq, "x"))
+    with pytest.raises(ProtocolError, match="'s1'"):
+        inbox.put(delta(2 * CREDITS, "x"))
+
+
+async def test_after_a_cancel_all_that_is_left_may_come():
+    inbox = inbox_with(ACCEPTED)
+    inbox.is_cancelled = True
+    for seq in range(CREDITS + 1):
+        inbox.put(delta(seq, "x"))
+    inbox.put(done(CREDITS + 1))
+
+
+async def test_what_a_server_can_make_us_hold_is_bounded(monkeypatch):
+    monkeypatch.setattr("headrace_client.inbox.MAX_UNREAD_CHARS", 10)
+    inbox = inbox_with(ACCEPTED, delta(0, "x" * 10))
+    await inbox.take()
+    inbox.put(delta(1, "x" * 10))
+    with pytest.raises(ProtocolError, match="too much"):
+        inbox.put(delta(2, "x"))
 
 
 # ---- the end -----------------------------------------------------------------------------------

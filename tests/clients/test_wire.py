@@ -18,6 +18,8 @@ from scripted_server import DONE, HELLO, delta, done
 
 both_encodings = pytest.mark.parametrize("encoding", ["json", "msgpack"])
 
+ENTRY = {"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}
+
 # ---- writing -----------------------------------------------------------------------------------
 
 
@@ -96,7 +98,7 @@ def test_these_bytes_become_a_message(encoding, frame):
 
 
 def test_fields_of_the_future_are_ignored():
-    message = parse_message({**delta("s1", 0, "x"), "logprobs": []})
+    message = parse_message({**delta("s1", 0, "x"), "entropy": []})
     assert message == Delta(id="s1", seq=0, text="x", token_ids=None)
 
 
@@ -149,6 +151,13 @@ def test_a_type_of_msgpack_that_the_protocol_does_not_have_is_refused():
         ({**delta("s1", 0, "x"), "seq": 0.0}, "'seq'"),
         ({**delta("s1", 0, "x"), "token_ids": 3}, "'token_ids'"),
         ({**delta("s1", 0, "x"), "token_ids": ["x", None]}, "token_ids"),
+        ({**delta("s1", 0, "x"), "logprobs": {}}, "'logprobs'"),
+        ({**delta("s1", 0, "x"), "logprobs": ["x"]}, "str"),
+        ({**delta("s1", 0, "x"), "logprobs": [{**ENTRY, "token": 1}]}, "'token'"),
+        ({**delta("s1", 0, "x"), "logprobs": [{**ENTRY, "logprob": None}]}, "'logprob'"),
+        ({**delta("s1", 0, "x"), "logprobs": [{**ENTRY, "bytes": [256]}]}, "byte"),
+        ({**delta("s1", 0, "x"), "logprobs": [{**ENTRY, "bytes": ["x"]}]}, "byte"),
+        ({**delta("s1", 0, "x"), "logprobs": [{**ENTRY, "top_logprobs": [3]}]}, "int"),
         (done("s1", 0, stop_reason=True), "stop_reason"),
         ({**HELLO, "limits": [8192]}, "'limits'"),
         (done("s1", 0, stop_reason=["x"]), "stop_reason"),

@@ -31,9 +31,7 @@ def done(stream_id: str) -> Done:
 
 
 def opened(outbox: Outbox, stream_id: str, *, ids: bool = False, credits: int | None = None):
-    mailbox = Mailbox(
-        stream_id, PlainBuffer(with_token_ids=ids), with_token_ids=ids, credits=credits
-    )
+    mailbox = Mailbox(stream_id, PlainBuffer(), with_token_ids=ids, credits=credits)
     outbox.attach(mailbox)
     return mailbox
 

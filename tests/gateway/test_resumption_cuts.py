@@ -31,7 +31,7 @@ class Reader:
     """A client that knows what it has, and reads only what must come."""
 
     def __init__(self):
-        self.text, self.ids, self.seq, self.done = "", [], -1, None
+        self.text, self.ids, self.logprobs, self.seq, self.done = "", [], [], -1, None
 
     async def read_up_to_date(self, stream: RawStream, engine: FakeEngine) -> None:
         while self.done is None and (self.text != produced(engine) or engine.num_active == 0):
@@ -43,9 +43,10 @@ class Reader:
                 self.seq = message["seq"]
                 self.text += message["text"]
                 self.ids += message["token_ids"]
+                self.logprobs += [entry["logprob"] for entry in message["logprobs"]]
 
     def state(self):
-        return self.text, list(self.ids), self.seq, self.done
+        return self.text, list(self.ids), list(self.logprobs), self.seq, self.done
 
 
 @settings(max_examples=30, deadline=None)
@@ -61,7 +62,7 @@ async def test_the_text_is_the_same_wherever_the_socket_is_cut(cuts, encoding):
                 if token == "":
                     await stream.send(
                         {
-                            **start("a", max_tokens=100),
+                            **start("a", max_tokens=100, logprobs=0),
                             "return_token_ids": True,
                             "stream": {"resumable": True},
                         }
@@ -79,7 +80,7 @@ async def test_the_text_is_the_same_wherever_the_socket_is_cut(cuts, encoding):
                 for _ in range(num_lost):
                     engine.step()
                     await reader.read_up_to_date(stream, engine)
-                reader.text, reader.ids, reader.seq, reader.done = arrived
+                reader.text, reader.ids, reader.logprobs, reader.seq, reader.done = arrived
                 stream.ws._response.connection.transport.abort()
                 await until(lambda: not gateway.app[STREAM_CONNECTIONS])
             engine.step(num_alone)
@@ -88,5 +89,6 @@ async def test_the_text_is_the_same_wherever_the_socket_is_cut(cuts, encoding):
         engine.release()
     assert reader.text == TEXT
     assert reader.ids == [*TEXT.encode(), EOS]
+    assert reader.logprobs == [-token_id / 1000 for token_id in reader.ids]
     assert reader.done["seq"] == reader.seq + 1
     assert reader.done["usage"]["completion_tokens"] == len(TEXT.encode()) + 1  # and the end

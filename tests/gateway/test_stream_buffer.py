@@ -3,48 +3,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.stream_buffer import PlainBuffer, ResumeBuffer, ResumeGap
+from gateway.token_logprobs import TokenLogprob, TopLogprob
 
 
-def kept(*, ids: bool = False, max_bytes: int = 1_000_000) -> ResumeBuffer:
-    return ResumeBuffer(with_token_ids=ids, max_bytes=max_bytes, on_growth=lambda growth: None)
+def kept(*, max_bytes: int = 1_000_000) -> ResumeBuffer:
+    return ResumeBuffer(max_bytes=max_bytes, on_growth=lambda growth: None)
 
 
-@pytest.mark.parametrize("make", [lambda: PlainBuffer(with_token_ids=True), lambda: kept(ids=True)])
+def entry(token: str) -> TokenLogprob:
+    alternative = TopLogprob(token="x", logprob=-0.1, bytes=(120,))
+    return TokenLogprob(token=token, logprob=-1 / 3, bytes=None, top_logprobs=(alternative,))
+
+
+@pytest.mark.parametrize("make", [PlainBuffer, kept])
 def test_what_is_put_comes_out_merged_and_numbered(make):
     buffer = make()
     assert not buffer.has_unsent
     buffer.put("a", (1,))
     buffer.put("é€😀", (2, 3))
     assert buffer.has_unsent
-    assert buffer.take() == (0, "aé€😀", [1, 2, 3])
-    buffer.put("", (4,))
-    assert buffer.take() == (1, "", [4])
+    assert buffer.take() == (0, "aé€😀", [1, 2, 3], [])
+    buffer.put("", (4,), [entry("b"), entry("c")])
+    buffer.put("", (), [entry("d")])
+    assert buffer.take() == (1, "", [4], [entry("b"), entry("c"), entry("d")])
     assert (buffer.has_unsent, buffer.next_seq) == (False, 2)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: PlainBuffer(with_token_ids=False), lambda: kept(ids=False)]
-)
-def test_token_ids_that_nobody_asked_for_are_left_out(make):
+@pytest.mark.parametrize("make", [PlainBuffer, kept])
+def test_what_is_unsent_is_counted(make):
     buffer = make()
-    buffer.put("", (1, 2))
-    assert not buffer.has_unsent
-    buffer.put("a", (3,))
-    assert buffer.take() == (0, "a", [])
+    buffer.put("", (), [])
+    assert (buffer.has_unsent, buffer.num_unsent_bytes) == (False, 0)
+    buffer.put("é", (1, 2))
+    assert buffer.num_unsent_bytes == 2 + 2 * 4
+    buffer.put("", (), [entry("b")])
+    assert buffer.num_unsent_bytes > 2 + 2 * 4
+    buffer.take()
+    assert buffer.num_unsent_bytes == 0
 
 
 def test_after_a_rewind_one_delta_holds_everything_and_has_the_number_of_the_last():
-    buffer = kept(ids=True)
+    buffer = kept()
     for n, text in enumerate(("a", "b", "c")):
         buffer.put(text, (n,))
         buffer.take()
     buffer.rewind(0)
-    assert buffer.take() == (2, "bc", [1, 2])
+    assert buffer.take() == (2, "bc", [1, 2], [])
     buffer.rewind(2)
     assert not buffer.has_unsent
     buffer.rewind(-1)
     buffer.put("d", (3,))
-    assert buffer.take() == (3, "abcd", [0, 1, 2, 3])
+    assert buffer.take() == (3, "abcd", [0, 1, 2, 3], [])
     assert buffer.next_seq == 4
 
 
@@ -59,7 +68,7 @@ def test_a_number_that_was_never_given_is_a_gap(after):
 
 
 def test_the_oldest_deltas_are_forgotten_first_and_never_what_is_unsent():
-    buffer = kept(ids=True, max_bytes=200)
+    buffer = kept(max_bytes=200)
     for n in range(100):
         buffer.put("x", (n,))
         buffer.take()
@@ -67,21 +76,21 @@ def test_the_oldest_deltas_are_forgotten_first_and_never_what_is_unsent():
     with pytest.raises(ResumeGap):
         buffer.rewind(-1)
     buffer.rewind(97)
-    assert buffer.take() == (99, "xx", [98, 99])
+    assert buffer.take() == (99, "xx", [98, 99], [])
     buffer.put("y" * 1000, ())
     assert buffer.num_unsent_bytes == 1000
-    assert buffer.take() == (100, "y" * 1000, [])
+    assert buffer.take() == (100, "y" * 1000, [], [])
     buffer.rewind(100)  # whoever has it all can always go on
 
 
 def test_forgetting_what_was_sent_spares_what_is_to_be_sent_again():
-    buffer = kept(ids=True)
+    buffer = kept()
     for n in range(4):
         buffer.put("x" if n == 0 else "", (n,))  # half a character has ids and no text
         buffer.take()
     buffer.rewind(1)
     buffer.forget_sent()
-    assert buffer.take() == (3, "", [2, 3])
+    assert buffer.take() == (3, "", [2, 3], [])
     buffer.rewind(1)
     with pytest.raises(ResumeGap):
         buffer.rewind(0)
@@ -89,7 +98,7 @@ def test_forgetting_what_was_sent_spares_what_is_to_be_sent_again():
 
 def test_a_cleared_buffer_holds_nothing_and_takes_nothing():
     sizes = []
-    buffer = ResumeBuffer(with_token_ids=True, max_bytes=1000, on_growth=sizes.append)
+    buffer = ResumeBuffer(max_bytes=1000, on_growth=sizes.append)
     buffer.put("text", (1, 2))
     buffer.take()
     buffer.put("more", (3,))
@@ -109,25 +118,37 @@ def test_a_cleared_buffer_holds_nothing_and_takes_nothing():
 )
 def test_a_rewind_gives_exactly_what_followed_or_a_gap(pieces, takes, after, max_bytes):
     sizes: list[int] = []
-    buffer = ResumeBuffer(with_token_ids=False, max_bytes=max_bytes, on_growth=sizes.append)
+    buffer = ResumeBuffer(max_bytes=max_bytes, on_growth=sizes.append)
     deltas = []
     for n, piece in enumerate(pieces):
         buffer.put(piece, ())
         if n in takes and buffer.has_unsent:
-            seq, text, _ = buffer.take()
+            seq, text, *_ = buffer.take()
             assert seq == len(deltas)
             deltas.append(text)
     assert buffer.num_bytes == sum(sizes)
     try:
         buffer.rewind(after)
     except ResumeGap:
-        num_bytes = len("".join(deltas).encode()) + 16 * len(deltas)
+        num_bytes = len("".join(deltas).encode()) + 24 * len(deltas)
         assert after >= len(deltas) or num_bytes > max_bytes
         return
     rest = "".join(pieces)[len("".join(deltas[: after + 1])) :]
     if rest == "":
         assert not buffer.has_unsent
     else:
-        seq, text, _ = buffer.take()
+        seq, text, *_ = buffer.take()
         assert text == rest
         assert seq >= after + 1
+
+
+def test_a_rewind_gives_the_log_probabilities_again():
+    sizes: list[int] = []
+    buffer = ResumeBuffer(max_bytes=10_000, on_growth=sizes.append)
+    for token in "abc":
+        buffer.put(token, (), [entry(token)])
+        buffer.take()
+    buffer.rewind(0)
+    assert buffer.take() == (2, "bc", [], [entry("b"), entry("c")])
+    buffer.forget_sent()
+    assert buffer.num_bytes == sum(sizes) == 0

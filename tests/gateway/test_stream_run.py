@@ -21,7 +21,7 @@ async def running(engine: FakeEngine, *, token: str | None = None, **request):
     """Run one generation; yield it and the outbox that carries it."""
     async with serve_streams(engine) as gateway:
         outbox = Outbox()
-        mailbox = Mailbox("a", PlainBuffer(with_token_ids=False), with_token_ids=False, credits=1)
+        mailbox = Mailbox("a", PlainBuffer(), with_token_ids=False, credits=1)
         outbox.attach(mailbox)
         run = StreamRun(
             Start(id="a", request=StartRequest(prompt="Hi!", **request)),

@@ -72,6 +72,41 @@ async def test_token_ids_come_when_asked_for_and_only_then(encoding):
     assert ids == {"a": list(ANSWER.encode()), "b": []}
 
 
+@both_encodings
+async def test_log_probabilities_come_when_asked_for_one_for_each_token(encoding):
+    """FakeEngine says -id/1000, and that the next token was likelier by a half."""
+    async with serve_streams() as gateway, gateway.connect(encoding) as stream:
+        await stream.send(start("a", logprobs=1))
+        entries, message = [], {}
+        while message.get("type") != "done":
+            message = await stream.receive()
+            entries += message.get("logprobs", [])
+            assert "token_ids" not in message
+    assert [entry["logprob"] for entry in entries] == [-0.1, -0.101, -0.102, -0.103]
+    assert "".join(entry["token"] for entry in entries) == ANSWER
+    assert entries[0]["bytes"] == [100]
+    assert entries[0]["top_logprobs"] == [{"token": "e", "logprob": 0.4, "bytes": [101]}]
+
+
+async def test_who_wants_log_probabilities_and_gives_no_credit_is_ended(monkeypatch):
+    monkeypatch.setattr("gateway.stream_run.MAX_UNSENT_BYTES", 10_000)
+    async with serve_streams() as gateway, gateway.connect() as stream:
+        await stream.send({**start("a", logprobs=20, max_tokens=900), "stream": {"credits": 1}})
+        await gateway.engine.wait_for_requests(1)
+        await until(lambda: gateway.engine.num_active == 0)
+        await stream.send({"type": "credit", "id": "a", "n": 1})
+        _, error = await stream.answer("a")
+    assert (error["status"], error["error"]["code"]) == (429, "too_much_unsent")
+
+
+@pytest.mark.parametrize("logprobs", [-1, 21, 2**62])
+async def test_more_alternatives_than_there_can_be_are_refused_by_name(logprobs):
+    async with serve_streams() as gateway, gateway.connect() as stream:
+        await stream.send(start("a", logprobs=logprobs))
+        error = await stream.receive()
+    assert (error["status"], error["error"]["param"]) == (400, "logprobs")
+
+
 async def test_messages_go_through_the_chat_template():
     async with serve_streams() as gateway, gateway.connect() as stream:
         request = {"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 1}

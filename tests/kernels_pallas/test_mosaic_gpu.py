@@ -23,14 +23,20 @@ SIZES = {"num_layers": 1, "num_blocks": 64, "num_kv_heads": 8, "kernel": "mosaic
 
 
 @pytest.mark.parametrize(
-    ("block_size", "head_dim", "num_tokens"),
-    [(16, 128, 8), (8, 64, 64), (64, 64, 8), (128, 128, 64)],
+    ("block_size", "head_dim", "num_tokens", "options"),
+    [
+        (16, 128, 8, {}),
+        (8, 64, 64, {}),
+        (64, 64, 8, {}),
+        (128, 128, 64, {}),
+        (16, 128, 64, {"sliding_window": 1000, "soft_cap": 50.0}),
+    ],
 )
-def test_blocks_and_heads_lower_for_hopper(block_size, head_dim, num_tokens):
+def test_blocks_and_heads_lower_for_hopper(block_size, head_dim, num_tokens, options):
     cache = jax.eval_shape(
         lambda: new_kv_cache(block_size=block_size, head_dim=head_dim, dtype="bfloat16", **SIZES)
     )
-    step, shapes = layer_step(cache, num_tokens=num_tokens)
+    step, shapes = layer_step(cache, num_tokens=num_tokens, **options)
     program = lower_for("h200", step, *shapes)
     assert program.count("stablehlo.custom_call @mosaic_gpu_v2") == (2 if num_tokens == 8 else 3)
 

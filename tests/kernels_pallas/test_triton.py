@@ -17,6 +17,7 @@ import pytest
 
 from attention_scene import (
     KV_CACHE_DTYPES,
+    POISON,
     Cache,
     Chunk,
     Context,
@@ -67,7 +68,7 @@ def check(cache: Cache, chunks: list[Chunk], *, decode_only: bool = False) -> No
         whole = Context(*(x[: chunk.end] for x in chunk.context))
         np.testing.assert_allclose(
             result,
-            expected(whole, cache.dtype)[chunk.start :],
+            cache.expected(whole)[chunk.start :],
             rtol=0,
             atol=TOLERANCES[cache.dtype],
         )
@@ -102,6 +103,32 @@ def test_query_heads_share_kv_heads(heads, kv_heads, head_dim, dtype):
     cache = replace(SCENE, dtype=dtype)
     spans = [(1, 1), (1, 37), (1, 600), (5, 5), (70, 150)]
     check(cache, make_chunks(cache, spans, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+
+
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "dtype"),
+    [
+        (1, None, "float32"),
+        (100, 3.0, "float32"),
+        (600, None, "bfloat16"),  # of two splits
+        (129, 20.0, "fp8_e4m3"),
+        (None, 2.0, "int8"),
+    ],
+)
+def test_windows_and_soft_caps(window, soft_cap, dtype):
+    cache = replace(SCENE, dtype=dtype, sliding_window=window, soft_cap=soft_cap)
+    check(cache, make_chunks(cache, SPANS))
+
+
+def test_what_lies_before_the_window_changes_no_bit():
+    cache = replace(SCENE, dtype="bfloat16", sliding_window=600)
+    context, blocks = random_context(1, 900), shuffled_blocks(1, [57], cache.num_blocks)[0]
+    other = Context(context.q, context.k.copy(), context.v.copy())
+    other.k[:280] = other.v[:280] = POISON  # position 880 sees from 281 on
+    for start in (880, 899):
+        (rows,), _ = cache.run([Chunk(context, start, 900, blocks)])
+        (others,), _ = cache.run([Chunk(other, start, 900, blocks)])
+        np.testing.assert_array_equal(rows, others)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 8])
@@ -210,9 +237,10 @@ def test_caches_whose_offsets_the_backend_gets_wrong_are_refused(dtype):
 @pytest.mark.parametrize("gpu", list(GPUS))
 @pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
 def test_every_dtype_lowers_for_every_gpu(gpu, dtype):
-    step, shapes = layer_step(cache_of_bytes(1.0, dtype), num_tokens=128)
-    program = lower_for(gpu, step, *shapes)
-    assert program.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
+    for options in ({}, {"sliding_window": 1000, "soft_cap": 50.0}):
+        step, shapes = layer_step(cache_of_bytes(1.0, dtype), num_tokens=128, **options)
+        program = lower_for(gpu, step, *shapes)
+        assert program.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8_e4m3"])

@@ -5,6 +5,7 @@ import pytest
 
 from kernels_pallas.work_plan import (
     QUERY_TILE,
+    AttentionBatch,
     max_decode_splits,
     max_prefill_tiles,
     plan_decode_splits,
@@ -68,12 +69,14 @@ def test_the_most_tiles_suffice_for_the_worst_cut():
     assert len(plan([65] * 4, [65] * 4)) == 8 <= max_prefill_tiles(260, 4)
 
 
-def splits(seq_lens, num_decodes=None):
+def splits(seq_lens, num_decodes=None, window=None):
     """Rows of each sequence, as [first position, position after the last]."""
     num_decodes = len(seq_lens) if num_decodes is None else num_decodes
-    out = np.full((max_decode_splits(len(seq_lens)), 3), -9, np.int32)
+    most = max_decode_splits(len(seq_lens), sliding_window=window)
+    out = np.full((most, 3), -9, np.int32)
     starts = np.full(len(seq_lens) + 3, -9, np.int32)  # two padding sequences
-    plan_decode_splits(np.array(seq_lens, np.int32), num_decodes, out, starts)
+    lens = np.array(seq_lens, np.int32)
+    plan_decode_splits(lens, num_decodes, out, starts, sliding_window=window)
     assert (out[starts[-1] :] == -9).all()
     assert (starts[num_decodes:] == starts[-1]).all()
     rows = [out[a:b] for a, b in pairwise(starts)][:num_decodes]
@@ -109,3 +112,39 @@ def test_how_a_context_is_split_depends_on_nobody_else():
 def test_only_decodes_are_split():
     assert splits([700, 5, 9000], num_decodes=2) == splits([700, 5])
     assert splits([9000, 4], num_decodes=0) == []
+
+
+def test_a_context_within_the_window_is_split_as_without_one():
+    assert splits([1, 513, 4096], window=4096) == splits([1, 513, 4096])
+
+
+def test_splits_begin_at_the_last_multiple_of_128_before_the_window():
+    # 1,000 - 100 = 900 is the first position seen; 896 = 7 x 128.
+    assert splits([1000], window=100) == [[[896, 1000]]]
+    assert splits([1000], window=104) == [[[896, 1000]]]
+    assert splits([1000], window=105) == [[[768, 1000]]]
+    # 1,024 + 1 tokens in three splits of 384.
+    assert splits([5001], window=1000) == [[[3968, 4352], [4352, 4736], [4736, 5001]]]
+
+
+@pytest.mark.parametrize("window", [1, 128, 129, 512, 513, 4096, 100_000])
+def test_no_split_lies_wholly_before_the_window_and_their_number_is_bounded(window):
+    for length in [1, 127, 4096, 4097, 50_001, 131_072]:
+        (own,) = splits([length], window=window)
+        first_seen = max(length - window, 0)
+        assert own[0][0] % 128 == 0
+        assert own[0][0] <= first_seen < own[0][0] + 128
+        assert [first for first, _ in own[1:]] == [end for _, end in own[:-1]]
+        assert own[-1][1] == length
+        assert all(first % 128 == 0 and end > first_seen for first, end in own)
+        assert len(own) <= max_decode_splits(1, sliding_window=window) <= 32
+
+
+def test_a_batch_without_a_plan_for_windows_says_so():
+    empty = np.zeros(0)
+    batch = AttentionBatch(*[empty] * 9)
+    assert batch.splits(None) == (batch.decode_splits, batch.split_starts)
+    with pytest.raises(ValueError, match="planned without a sliding window"):
+        batch.splits(7)
+    planned = batch._replace(window_splits=np.ones((1, 3)), window_split_starts=np.ones(2))
+    assert planned.splits(7) == (planned.window_splits, planned.window_split_starts)

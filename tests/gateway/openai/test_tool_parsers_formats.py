@@ -21,11 +21,14 @@ from gateway.openai.tool_parsers_formats import (
 )
 
 NAMES = ("f", "g")
+STYLES = ["hermes", "llama3_json", "mistral", "qwen3_xml", "glm45"]
 WEATHER = '{"city": "Paris", "days": [1, 2]}'
 
 
 def parser_of(style, **options):
-    return AnswerParser(partial(read_answer, style=style, names=NAMES), **options)
+    return AnswerParser(
+        partial(read_answer, style=style, tools={name: {} for name in NAMES}), **options
+    )
 
 
 def parse(parser, *pieces):
@@ -126,6 +129,14 @@ FRAGMENTS = st.sampled_from(
         "[TOOL_CALLS]",
         "[ARGS]",
         "[CALL_ID]",
+        "<function=f>",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
         '{"name": "f", "arguments": {"a": [1, "}"]}}',
         '{"arguments": "{}", "name": "g"}',
         '{"name": "other", "parameters": {}}',
@@ -148,7 +159,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @given(
-    style=st.sampled_from(["hermes", "llama3_json", "mistral"]),
+    style=st.sampled_from(STYLES),
     fragments=st.lists(FRAGMENTS, max_size=10),
     data=st.data(),
 )
@@ -160,7 +171,7 @@ def test_any_cut_of_any_answer_gives_the_same_calls(style, fragments, data):
     assert parse(parser_of(style), *pieces) == parse(parser_of(style), answer)
 
 
-@given(style=st.sampled_from(["hermes", "llama3_json", "mistral"]), answer=st.text())
+@given(style=st.sampled_from(STYLES), answer=st.text())
 def test_an_answer_without_calls_is_the_text_itself(style, answer):
     text, calls = parse(parser_of(style), answer)
     assert (text, calls) == (answer, [])
@@ -231,7 +242,8 @@ def test_forced_calls_are_a_list():
         ("... <tool_call> ...", "hermes"),
         ("... <|python_tag|> ...", "llama3_json"),
         ("... [TOOL_CALLS] ...", "mistral"),
-        ("<tool_call>\n<function=name>", None),
+        ("<tool_call>\n<function=name>", "qwen3_xml"),
+        ("<tool_call>{name}\n<arg_key>", "glm45"),
         ("plain", None),
     ],
 )

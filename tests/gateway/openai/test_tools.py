@@ -129,10 +129,11 @@ def test_parameters_may_not_be_nested_without_end():
 def test_the_format_is_the_templates_unless_the_operator_says_otherwise():
     assert reading_of("<tool_call>").style == "hermes"
     assert reading_of("[TOOL_CALLS]").style == "mistral"
+    assert reading_of("<tool_call>\n<function=").style == "qwen3_xml"
     assert reading_of("[TOOL_CALLS]", tool_call_parser="llama3_json").style == "llama3_json"
     assert reading_of("", renders_tools=False).style == "hermes"
     with pytest.raises(InvalidRequest) as caught:
-        reading_of("<function=")
+        reading_of("<|tool_calls_section_begin|>")
     assert caught.value.param == "tools"
 
 
