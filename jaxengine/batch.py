@@ -139,15 +139,25 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where each array of a bucket lies in the packed buffer."""
+    """Where each array of a bucket lies in the packed buffer.
+
+    Attributes:
+        sliding_window: of the layers that have one.
+    """
 
     bucket: Bucket
     max_blocks_per_seq: int
     num_eos_token_ids: int
+    sliding_window: int | None = None
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         tokens, seqs, decode_only = self.bucket
+        windows: dict[str, tuple[int, ...]] = {}
+        if self.sliding_window is not None:
+            most = max_decode_splits(seqs, sliding_window=self.sliding_window)
+            windows["window_splits"] = (most, DECODE_SPLIT_FIELDS)
+            windows["window_split_starts"] = (seqs + 1,)
         return {
             "token_ids": (tokens,),
             "positions": (tokens,),
@@ -160,6 +170,7 @@ class BatchLayout:
             "prefill_tiles": (max_prefill_tiles(tokens, seqs), PREFILL_TILE_FIELDS),
             "decode_splits": (max_decode_splits(seqs), DECODE_SPLIT_FIELDS),
             "split_starts": (seqs + 1,),
+            **windows,
             "num_decodes": (),
             "num_prefill_tiles": (),
             "temperature": (seqs,),
@@ -206,7 +217,9 @@ class BatchLayout:
             positions=arrays["positions"],
             rows=arrays["rows"],
             sample_indices=arrays["sample_indices"],
-            attention=AttentionBatch(**{name: arrays[name] for name in AttentionBatch._fields}),
+            attention=AttentionBatch(
+                **{name: arrays[name] for name in AttentionBatch._fields if name in arrays}
+            ),
             sampling=SamplingBatch(
                 **{name: floats[name] for name in ("temperature", "top_p", "min_p")},
                 **{name: arrays[name] for name in ("top_k", "seed", "position", "suppressed_ids")},
@@ -237,11 +250,13 @@ class BatchBuilder:
         max_blocks_per_seq: int,
         spare_row: int,
         eos_token_ids: tuple[int, ...],
+        sliding_window: int | None = None,
     ) -> None:
         self._layouts = {
-            bucket: BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids))
+            bucket: BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids), sliding_window)
             for bucket in buckets
         }
+        self._sliding_window = sliding_window
         self._block_size = block_size
         self._spare_row = spare_row
         self._eos_token_ids = eos_token_ids
@@ -316,6 +331,14 @@ class BatchBuilder:
         plan_decode_splits(
             views["seq_lens"], num_decodes, views["decode_splits"], views["split_starts"]
         )
+        if self._sliding_window is not None:
+            plan_decode_splits(
+                views["seq_lens"],
+                num_decodes,
+                views["window_splits"],
+                views["window_split_starts"],
+                sliding_window=self._sliding_window,
+            )
         sequences = [0] * len(order)
         for seq, index in enumerate(order):
             sequences[index] = seq

@@ -41,13 +41,15 @@ class Page:
         self._ws = ws
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._loaded = asyncio.Event()
+        self._loaded: set[str] = set()  # documents, by their loaders
+        self._has_loaded = asyncio.Event()
         self.errors: list[str] = []  # uncaught exceptions, and what the policy blocked
         self._reader = asyncio.create_task(self._read())
 
     async def start(self) -> None:
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
+        await self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -64,9 +66,11 @@ class Page:
         return reply["result"]
 
     async def goto(self, url: str) -> None:
-        self._loaded.clear()
-        await self.call("Page.navigate", url=url)
-        await self._loaded.wait()
+        """Return when this document has loaded: the one before it may say so late."""
+        loader = (await self.call("Page.navigate", url=url))["loaderId"]
+        while loader not in self._loaded:
+            self._has_loaded.clear()
+            await self._has_loaded.wait()
 
     async def run(self, expression: str) -> Any:
         """Evaluate JavaScript, awaiting promises; return its value."""
@@ -131,8 +135,10 @@ class Page:
             message = orjson.loads(frame.data)
             if "id" in message:
                 self._answers.pop(message["id"]).set_result(message)
-            elif message["method"] == "Page.loadEventFired":
-                self._loaded.set()
+            elif message["method"] == "Page.lifecycleEvent":
+                if message["params"]["name"] == "load":
+                    self._loaded.add(message["params"]["loaderId"])
+                    self._has_loaded.set()
             elif message["method"] == "Runtime.exceptionThrown":
                 self.errors.append(str(message["params"]["exceptionDetails"]))
             elif message["method"] == "Log.entryAdded":

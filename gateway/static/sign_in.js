@@ -69,7 +69,10 @@ export class SignIn {
         event.preventDefault(); // it is sent nowhere
         resolve();
       });
-      // There is no way around it.
+      // There is no way around it: Escape does nothing, and whatever else closes it opens it again.
+      dialog.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") event.preventDefault();
+      });
       dialog.addEventListener("close", () => dialog.isConnected && dialog.showModal());
     });
     this.key = input.value;

@@ -15,13 +15,14 @@ SPARE_ROW = 9
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 
 
-def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71)):
+def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71), window=None):
     return BatchBuilder(
         [Bucket(*bucket) for bucket in buckets or [(16, 4, False), (4, 4, True)]],
         block_size=block_size,
         max_blocks_per_seq=max_blocks,
         spare_row=SPARE_ROW,
         eos_token_ids=eos,
+        sliding_window=window,
     )
 
 
@@ -210,3 +211,20 @@ def test_the_views_of_a_layout_share_its_buffer_without_gaps():
 def test_pending_tokens_come_from_the_memory_of_their_row():
     picked = pick_token_ids(jnp.array([7, -1, 0, -3]), jnp.array([100, 101, 102]))
     assert picked.tolist() == [7, 100, 0, 102]
+
+
+def test_layers_with_a_window_have_a_plan_of_their_own():
+    """Position 299 sees from 280 on; 256 is the last multiple of 128 before it."""
+    builder = make_builder((4, 4, True), block_size=64, window=20)
+    long, short = item(range(300), 299, 1, blocks=range(1, 6)), item(range(5), 4, 1)
+    layout, packed, *_ = builder.build(step_of(long, short))
+    views = layout.views(packed)
+    assert views["decode_splits"][:2].tolist() == [[0, 0, 5], [1, 0, 300]]
+    assert views["window_splits"][:2].tolist() == [[0, 0, 5], [1, 256, 300]]
+    assert views["window_split_starts"].tolist() == [0, 1, 2, 2, 2]
+    attention = layout.unpack(jnp.asarray(packed)).attention
+    np.testing.assert_array_equal(attention.splits(20)[0], views["window_splits"])
+    assert BatchLayout(layout.bucket, 6, 2).unpack(jnp.asarray(packed)).attention[9:] == (
+        None,
+        None,
+    )
