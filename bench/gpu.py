@@ -49,6 +49,7 @@ class ModelPlan:
     Attributes:
         decode_batches: sequences of decode steps whose time is compared with the byte floor.
         context: tokens of each prompt there.
+        decode_steps: run the same once more with so many steps at once.
         prompts: (requests, prompt tokens) of which only the first token is wanted.
         same: (requests, prompt tokens, output tokens) that are all alike.
         published_s: what another engine is said to take for these.
@@ -61,6 +62,7 @@ class ModelPlan:
     name: str
     decode_batches: tuple[int, ...]
     context: int
+    decode_steps: int = 1
     prompts: tuple[int, int]
     same: tuple[int, int, int]
     published_s: float | None = None
@@ -99,6 +101,7 @@ FULL = GpuPlan(
             name="qwen3-0.6b",
             decode_batches=(1, 8, 64, 256),
             context=1024,
+            decode_steps=4,
             prompts=(16, 2048),
             same=(256, 1024, 1024),
             mixed=256,
@@ -142,6 +145,7 @@ DRY = GpuPlan(
             name="tiny",
             decode_batches=(1, 2),
             context=16,
+            decode_steps=2,
             prompts=(2, 16),
             same=(3, 8, 4),
             published_s=1.0,
@@ -255,6 +259,7 @@ def _measure_model(
             sum(plan.stream_tokens),
             plan.prompts[1] + 1,
         ),
+        decode_steps=plan.decode_steps,
     )
     start_s = engine.start_s
     about = {"model": plan.name, "kernel": kernel}
@@ -266,8 +271,8 @@ def _measure_model(
             report.skip(f"{plan.name}, {what}")
         return late
 
-    def run_same(run: str, batch: int, prompt: int, output: int) -> dict[str, Any]:
-        figures = engine.run([(prompt, output)] * batch)
+    def run_same(run: str, batch: int, prompt: int, output: int, **changes: Any) -> dict[str, Any]:
+        figures = engine.run([(prompt, output)] * batch, **changes)
         # Steps are timed in the second half of the outputs.
         floor_s = engine.floor_bytes(batch, prompt + 3 * output // 4) / ceilings.bytes_per_s
         share = 1e3 * floor_s / figures.step_ms
@@ -277,7 +282,13 @@ def _measure_model(
     try:
         for batch in plan.decode_batches:
             if not is_late(run := f"{batch} decodes"):
-                report.add("engine", run_same(run, batch, plan.context, plan.context // 2))
+                lengths = (batch, plan.context, plan.context // 2)
+                report.add("engine", row := run_same(run, *lengths))
+                if plan.decode_steps > 1:
+                    run = f"{run}, {plan.decode_steps} steps at once"
+                    again = run_same(run, *lengths, decode_steps=plan.decode_steps)
+                    again["gap_share"] = max(0.0, 1 - row["device_ms"] / again["step_ms"])
+                    report.add("engine", again)
         if not is_late(run := "{} prompts of {}".format(*plan.prompts)):
             figures = engine.run([(plan.prompts[1], 1)] * plan.prompts[0])
             per_s = figures.prompt_tokens / figures.seconds

@@ -1,6 +1,7 @@
 """The device side of a step: compiled programs, device state, and one transfer each way."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ __all__ = ["JaxModelRunner", "StepResults", "make_step"]
 
 # Times of an earlier start are taken if one of them is off by no more than this factor.
 MOST_PACE_CHANGE = 1.5
+
+# A compilation has threads of its own, but much of it is done by one.
+COMPILERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 class StepResults(NamedTuple):
@@ -208,7 +212,7 @@ class JaxModelRunner:
                 if layout.bucket.num_tokens == layout.bucket.num_seqs
             ]
         # Tracing holds the interpreter lock; compiling and loading do not.
-        pool = ThreadPoolExecutor(max_workers=2)
+        pool = ThreadPoolExecutor(max_workers=COMPILERS)
         try:
             jobs = [
                 (programs, layout, pool.submit(self._program, layout, num_steps))
