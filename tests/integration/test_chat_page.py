@@ -64,7 +64,7 @@ async def test_the_page_loads_and_names_the_model(chat):
     assert await page.text("#state-text") == MODEL
     assert await page.run("document.activeElement.id") == "input"
     assert await page.run("document.getElementById('send').disabled")
-    assert await page.run("document.querySelector('dialog')") is None  # nobody has to sign in
+    assert await page.run("document.querySelector('.sign-in')") is None  # nobody has to sign in
 
 
 async def test_an_answer_streams_in_and_ends_with_its_numbers(chat):
