@@ -30,7 +30,7 @@ from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
-__all__ = ["JaxModelRunner", "StepResults", "make_step"]
+__all__ = ["JaxModelRunner", "StepResults", "make_step", "make_steps"]
 
 # Times of an earlier start are taken if one of them is off by no more than this factor.
 MOST_PACE_CHANGE = 1.5

@@ -1,7 +1,8 @@
 """Compile for a GPU that is not there, in a process that has JAX's CUDA plugin on its path.
 
 `python compile_for_gpu.py kernels GPU KERNEL` compiles each entry of the tuning table, and
-`python compile_for_gpu.py step KERNEL decode|mixed` a whole step of a model of 8 billion weights.
+`python compile_for_gpu.py step KERNEL decode|decodes|mixed` a whole step of a model of 8 billion
+weights, or several decode steps at once.
 One line of JSON for each.
 """
 
@@ -26,7 +27,7 @@ from jaxengine.batch import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import new_device_state
-from jaxengine.model_runner import make_step
+from jaxengine.model_runner import make_step, make_steps
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
@@ -129,7 +130,7 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
 
 
 def compile_step(kernel: str, kind: str) -> dict[str, Any]:
-    """Compile a step of 64 decodes in all 32 layers, or of 512 tokens in 8 of them."""
+    """Compile a step of 64 decodes in all 32 layers; four of them, or one of 512 tokens, in 8."""
     model = LLAMA_8B if kind == "decode" else replace(LLAMA_8B, num_layers=8)
     config = EngineConfig(
         dtype="bfloat16",
@@ -140,7 +141,7 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
         num_blocks=8192,
         attention_kernel=kernel,
     )
-    bucket = Bucket(64, 64, True) if kind == "decode" else Bucket(512, 64, False)
+    bucket = Bucket(512, 64, False) if kind == "mixed" else Bucket(64, 64, True)
     layout = BatchLayout(bucket, config.max_blocks_per_seq, 1)
     decoder = nnx.eval_shape(lambda: Decoder(model, dtype=jnp.bfloat16))
     graph, weights = nnx.split(decoder)
@@ -151,10 +152,10 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
     )
     compiled = compile_for(
         "h200",
-        make_step(graph, tree, layout),
+        (make_steps if kind == "decodes" else make_step)(graph, tree, layout),
         leaves,
         state,
-        jax.ShapeDtypeStruct((layout.size,), jnp.int32),
+        jax.ShapeDtypeStruct((4, layout.size) if kind == "decodes" else (layout.size,), jnp.int32),
         rules,
         donate=(1,),
     )

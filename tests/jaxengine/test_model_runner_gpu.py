@@ -14,7 +14,10 @@ from compile_for_gpu import TOOLS, run_with_tools
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kernel", "kind"),
-    [("triton", "decode"), ("triton", "mixed"), ("mosaic_gpu", "decode"), ("mosaic_gpu", "mixed")],
+    [
+        *(("triton", kind) for kind in ("decode", "mixed")),
+        *(("mosaic_gpu", kind) for kind in ("decode", "decodes", "mixed")),
+    ],
 )
 def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_path):
     (step,) = run_with_tools(tmp_path, "step", kernel, kind)
@@ -23,7 +26,7 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
     assert step["cache_copies"] == 0
     assert step["temporary_bytes"] < 256 << 20
     # The decodes, their merge, and in mixed steps the prompts.
-    per_layer = 2 if kind == "decode" else 3
+    per_layer = 3 if kind == "mixed" else 2
     assert step["attention_kernels"] == step["num_layers"] * per_layer
     (path,) = tmp_path.glob("*.thunk_sequence_after_thunk_passes.txt")
     roots = re.findall(r"^\d+: (\w+)", path.read_text(), re.MULTILINE)
