@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.environment import describe_environment
 from bench.gpu_engine import MODELS, EngineUnderTest
-from bench.gpu_gateway import measure_gateway
+from bench.gpu_gateway import GatewayFailed, measure_gateway
 from bench.gpu_kernels import Ceilings, KernelSizes, measure_ceilings, measure_kernels
 from bench.gpu_tuning import rank_configs
 from bench.report import open_console, print_rows, write_json
@@ -107,7 +107,7 @@ FULL = GpuPlan(
             mixed=256,
             streams=(1, 8, 64, 256),
         ),
-        # Its 256 decodes are those of the 256 requests.
+        # The 256 decodes of the larger ones are those of their 256 requests.
         ModelPlan(
             name="qwen3-8b",
             decode_batches=(1, 8, 64),
@@ -118,10 +118,10 @@ FULL = GpuPlan(
         ),
         ModelPlan(
             name="llama-3-8b",
-            decode_batches=(1, 8),
+            decode_batches=(1, 8, 64),
             context=1024,
             prompts=(16, 2048),
-            same=(64, 1024, 512),
+            same=(256, 1024, 512),
         ),
     ),
     seconds=330.0,
@@ -177,6 +177,10 @@ class GpuReport:
         shown = (f"{name}={_text(value)}" for name, value in row.items() if name != "entry")
         self.tell(f"{section}: {' '.join(shown)}")
 
+    def fail(self, what: str, error: Exception) -> None:
+        """Name what went wrong; the run goes on."""
+        self.add("failed", {"what": what, "error": str(error)[:300]})
+
     def skip(self, what: str) -> None:
         """Name what there is no time for."""
         self.add("skipped", {"what": what})
@@ -212,7 +216,7 @@ def measure_gpu(plan: GpuPlan, report: GpuReport, *, dry_run: bool) -> None:
         try:
             model_start_s = _measure_model(model, kernel, ceilings, end_s, report)
         except Exception as error:  # one that does not fit must not end the others
-            report.add("failed", {"what": model.name, "error": str(error)[:300]})
+            report.fail(model.name, error)
 
 
 def _run_self_tests(
@@ -302,8 +306,12 @@ def _measure_model(
             report.add("engine", row)
         if plan.streams and not is_late("gateway"):
             prompt, output = plan.stream_tokens
-            for row in measure_gateway(engine, plan.streams, prompt_len=prompt, output_len=output):
-                report.add("gateway", {**about, **row})
+            rows = measure_gateway(engine, plan.streams, prompt_len=prompt, output_len=output)
+            try:
+                for row in rows:
+                    report.add("gateway", {**about, **row})
+            except GatewayFailed as error:
+                report.fail(f"gateway of {plan.name}", error)
         low, high = plan.mixed_lengths
         drawn = np.random.default_rng(0).integers(low, high + 1, (plan.mixed, 2)).tolist()
         for batching in BATCHING if plan.mixed else ():

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from bench import gpu as bench_gpu
 from bench.gpu import DRY, FULL, GpuReport, gpu, measure_gpu
 from bench.gpu_engine import RunFigures
+from bench.gpu_gateway import GatewayFailed
 from bench.gpu_kernels import Ceilings
 
 
@@ -105,6 +106,18 @@ def test_prompts_are_compared_with_what_a_product_reaches(tmp_path):
     row = measure(tmp_path / "gpu.json")["engine"][5]
     # 32 tokens in a second at 25 gigaflop, of a teraflop a second.
     assert (row["prompt_tokens_per_s"], row["share_of_product"]) == (32.0, 0.8)
+
+
+def test_a_gateway_that_fails_does_not_end_the_model(tmp_path, monkeypatch):
+    def broken(engine, streams, *, prompt_len, output_len):
+        yield {"streams": 1}
+        raise GatewayFailed("refused")
+
+    monkeypatch.setattr(bench_gpu, "measure_gateway", broken)
+    sections = measure(tmp_path / "gpu.json")
+    assert sections["gateway"] == [{"model": "tiny", "kernel": "reference", "streams": 1}]
+    assert sections["failed"] == [{"what": "gateway of tiny", "error": "refused"}]
+    assert sections["engine"][-1]["run"] == "4 x 2..8, static"
 
 
 def test_a_model_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
