@@ -12,7 +12,7 @@ __all__ = ["add_rate_headers", "add_routes", "authenticate"]
 
 # What needs no key: probes, and pages, which hold nothing of anybody. All else does, also what is
 # not there, so that strangers cannot find out what is.
-PUBLIC_ROUTES = frozenset({"/", "/dashboard", "/static/{name}", "/health", "/ready"})
+PUBLIC_ROUTES = frozenset({"/", "/dashboard", "/docs", "/static/{name}", "/health", "/ready"})
 
 # What concerns all: whoever sees it learns how much the others send, and when.
 ADMIN_ROUTES = frozenset({"/metrics", "/v1/steps", "/v1/steps/stream", "/v1/steps/trace"})

@@ -401,6 +401,13 @@ OPERATIONS = (
     ),
     Operation(
         method="get",
+        path="/docs",
+        summary="This document as a page.",
+        answers=_other("text/html"),
+        needs_key=False,
+    ),
+    Operation(
+        method="get",
         path="/static/{name}",
         summary="What the pages load.",
         parameters=(Parameter(name="name", place="path", description="Name of the file."),),

@@ -24,13 +24,15 @@ CONTENT_SECURITY_POLICY = "; ".join(
 
 INDEX = "index.html"
 DASHBOARD = "dashboard.html"
+DOCS = "docs.html"
 
 
 def add_routes(app: web.Application, folder: Traversable | None = None) -> None:
-    """Serve `/`, `/dashboard` and `/static/NAME` from this folder, else from the package's."""
+    """Serve `/`, `/dashboard`, `/docs` and `/static/NAME` from this folder, or the package's."""
     pages = _Pages(folder if folder is not None else resources.files("gateway") / "static")
     app.router.add_get("/", pages.index)
     app.router.add_get("/dashboard", pages.dashboard)
+    app.router.add_get("/docs", pages.docs)
     app.router.add_get("/static/{name}", pages.file)
 
 
@@ -47,6 +49,9 @@ class _Pages:
 
     async def dashboard(self, _request: web.Request) -> web.Response:
         return self._response(DASHBOARD)
+
+    async def docs(self, _request: web.Request) -> web.Response:
+        return self._response(DOCS)
 
     async def file(self, request: web.Request) -> web.Response:
         return self._response(request.match_info["name"])

@@ -156,6 +156,7 @@ class JaxModelRunner:
             max_blocks_per_seq=config.max_blocks_per_seq,
             spare_row=config.max_num_seqs,
             eos_token_ids=model.eos_token_ids,
+            sliding_window=model.sliding_window,
         )
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
         self._programs_ahead: dict[Bucket, jax.stages.Compiled] = {}  # of several steps

@@ -92,6 +92,9 @@ def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         prefix = f"model.layers.{layer}."
         shapes[prefix + "input_layernorm.weight"] = (D,)
         shapes[prefix + "post_attention_layernorm.weight"] = (D,)
+        if model.is_gemma2:
+            shapes[prefix + "pre_feedforward_layernorm.weight"] = (D,)
+            shapes[prefix + "post_feedforward_layernorm.weight"] = (D,)
         if model.qk_norm:
             shapes[prefix + "self_attn.q_norm.weight"] = (H,)
             shapes[prefix + "self_attn.k_norm.weight"] = (H,)
@@ -213,6 +216,7 @@ class Computed:
     ) -> None:
         use_compile_cache()
         self._decoder = decoder
+        self._sliding_window = model.sliding_window
         self._num_blocks = -(-max_len // BLOCK_SIZE) + 1
         self.kv_cache = new_kv_cache(
             num_layers=model.num_layers,
@@ -243,6 +247,12 @@ class Computed:
         splits = np.zeros((max_decode_splits(num_seqs), 3), np.int32)
         split_starts = np.zeros(num_seqs + 1, np.int32)
         plan_decode_splits(seq_lens, num_decodes, splits, split_starts)
+        windows: dict[str, NDArray[np.int32]] = {}
+        if (window := self._sliding_window) is not None:
+            most = max_decode_splits(num_seqs, sliding_window=window)
+            windows["window_splits"] = np.zeros((most, 3), np.int32)
+            windows["window_split_starts"] = np.zeros(num_seqs + 1, np.int32)
+            plan_decode_splits(seq_lens, num_decodes, *windows.values(), sliding_window=window)
         batch = AttentionBatch(
             slot_mapping=slots.astype(np.int32),
             query_start_loc=starts,
@@ -253,6 +263,7 @@ class Computed:
             num_prefill_tiles=np.int32(num_tiles),
             decode_splits=splits,
             split_starts=split_starts,
+            **windows,
         )
         ids = np.zeros(num_tokens, np.int32)
         ids[:count] = token_ids

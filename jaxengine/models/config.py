@@ -1,5 +1,6 @@
 """The shape of a decoder, read from a Hugging Face config: one table, not a file per family."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class FamilyOptions:
 
     qkv_bias: bool = False
     qk_norm: bool = False
+    is_gemma2: bool = False
 
 
 # model_type of config.json (or the architecture of a GGUF file) -> options.
@@ -36,7 +38,11 @@ FAMILIES: Mapping[str, FamilyOptions] = {
     "mistral": FamilyOptions(),
     "qwen2": FamilyOptions(qkv_bias=True),
     "qwen3": FamilyOptions(qk_norm=True),
+    "gemma2": FamilyOptions(is_gemma2=True),
 }
+
+
+GEMMA2_SCALARS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +55,14 @@ class ModelConfig:
         tie_embeddings: the output projection is the embedding table.
         qkv_bias: q, k and v projections have a bias (Qwen2).
         qk_norm: q and k heads pass through an RMS norm before RoPE (Qwen3).
+        sliding_window: tokens that a token sees in the layers of `windowed_layers`, its own
+            included; None where no layer has a window.
+        windowed_layers: numbers of these layers, ascending.
+        query_pre_attn_scalar: attention scores are divided by its square root; None for head_dim.
+        attention_soft_cap, logit_soft_cap: attention scores and logits x become
+            cap * tanh(x / cap).
+        is_gemma2: embeddings are scaled by the square root of D, attention and MLP have a norm
+            behind them as well, gates pass through GELU, and norms are stored less one.
         eos_token_ids: ids that end an answer.
     """
 
@@ -67,6 +81,12 @@ class ModelConfig:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    sliding_window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
+    query_pre_attn_scalar: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    is_gemma2: bool = False
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,8 +98,24 @@ class ModelConfig:
                 f"model config: {self.num_heads} query heads cannot share "
                 f"{self.num_kv_heads} kv heads"
             )
+        for name in ("query_pre_attn_scalar", "attention_soft_cap", "logit_soft_cap"):
+            if not 0 < (getattr(self, name) or 1.0) < math.inf:
+                raise ModelError(f"model config: {name}={getattr(self, name)} is out of range")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(f"model config: head_dim={self.head_dim} must be even")
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on attention scores."""
+        return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer, None where it sees everything."""
+        windowed = frozenset(self.windowed_layers)
+        return tuple(
+            self.sliding_window if layer in windowed else None for layer in range(self.num_layers)
+        )
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> "ModelConfig":
@@ -94,18 +130,24 @@ class ModelConfig:
             raise ModelError(
                 f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}"
             )
-        if hf.get("hidden_act", "silu") != "silu":
-            raise ModelError(f"hidden_act {hf['hidden_act']!r} is not supported, only 'silu'")
-        if hf.get("mlp_bias"):
-            raise ModelError("mlp_bias is not supported")
+        activation_key = "hidden_activation" if options.is_gemma2 else "hidden_act"
+        activation = "gelu_pytorch_tanh" if options.is_gemma2 else "silu"
+        if (hf.get(activation_key) or activation) != activation:
+            raise ModelError(
+                f"{activation_key} {hf[activation_key]!r} is not supported, only {activation!r}"
+            )
+        for key in ("mlp_bias", "use_bidirectional_attention"):
+            if hf.get(key):
+                raise ModelError(f"{key} is not supported")
+        num_layers = _get(hf, "num_hidden_layers", int)
         max_positions = _get(hf, "max_position_embeddings", int)
-        window = hf.get("sliding_window")
-        uses_window = family == "mistral" or hf.get("use_sliding_window", False)
-        if window is not None and uses_window and int(window) < max_positions:
-            # Within the window, full attention is the same thing: serve that much context.
-            max_positions = int(window)
+        window, windowed = _windows(hf, family, num_layers, max_positions)
         num_heads = _get(hf, "num_attention_heads", int)
         hidden_size = _get(hf, "hidden_size", int)
+        scalar, attention_cap, logit_cap = (
+            _get(hf, key, float) if options.is_gemma2 and hf.get(key) is not None else None
+            for key in GEMMA2_SCALARS
+        )
         # transformers 5 writes rope_parameters, older versions rope_theta and rope_scaling.
         rope = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
         theta = rope.get("rope_theta", hf.get("rope_theta", 10000.0))
@@ -115,7 +157,7 @@ class ModelConfig:
             vocab_size=_get(hf, "vocab_size", int),
             hidden_size=hidden_size,
             intermediate_size=_get(hf, "intermediate_size", int),
-            num_layers=_get(hf, "num_hidden_layers", int),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=int(hf.get("num_key_value_heads") or num_heads),
             head_dim=int(hf.get("head_dim") or hidden_size // max(num_heads, 1)),
@@ -123,11 +165,48 @@ class ModelConfig:
             rms_norm_eps=_get(hf, "rms_norm_eps", float),
             rope_theta=float(theta),
             rope_scaling=_rope_scaling(rope),
-            tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            tie_embeddings=bool(hf.get("tie_word_embeddings", options.is_gemma2)),
             qkv_bias=options.qkv_bias or bool(hf.get("attention_bias", False)),
             qk_norm=options.qk_norm,
+            sliding_window=window,
+            windowed_layers=windowed,
+            query_pre_attn_scalar=scalar,
+            attention_soft_cap=attention_cap,
+            logit_soft_cap=logit_cap,
+            is_gemma2=options.is_gemma2,
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         )
+
+
+def _windows(
+    hf: Mapping[str, Any], family: str, num_layers: int, max_positions: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """Return the sliding window, and the layers that have it.
+
+    A list of `layer_types` says which; older configs leave it to the family: all of Mistral,
+    every other one of Gemma 2 from the first on, and of Qwen those from `max_window_layers` on.
+    """
+    if family == "llama" or (family.startswith("qwen") and not hf.get("use_sliding_window")):
+        return None, ()
+    if hf.get("sliding_window") is None:
+        return None, ()
+    window = _get(hf, "sliding_window", int)
+    if window < 1:
+        raise ModelError(f"model config: sliding_window={window} must be at least 1")
+    kinds = hf.get("layer_types")
+    if kinds is not None:
+        unknown = set(kinds) - {"sliding_attention", "full_attention"}
+        if unknown or len(kinds) != num_layers:
+            raise ModelError(f"layer_types {kinds!r:.80} is not supported")
+        windowed = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
+    elif family == "gemma2":
+        windowed = list(range(0, num_layers, 2))
+    else:
+        # 28 is what transformers assumes.
+        first = 0 if family == "mistral" else int(hf.get("max_window_layers", 28))
+        windowed = list(range(first, num_layers))
+    # A window that is never full is none.
+    return (window, tuple(windowed)) if windowed and window < max_positions else (None, ())
 
 
 def _rope_scaling(rope: Mapping[str, Any]) -> Llama3RopeScaling | None:

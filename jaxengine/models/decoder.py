@@ -1,6 +1,6 @@
 """The decoder of the Llama line: packed tokens and a paged KV cache in, hidden states out.
 
-One class with options covers Llama, SmolLM2, Mistral, Qwen2 and Qwen3 (models/config.py).
+One class with options covers Llama, SmolLM2, Mistral, Qwen2, Qwen3 and Gemma 2 (models/config.py).
 There is one definition of a layer, and two ways to run all of them. Packed weights of all layers
 lie in one array each, which the products index, so that the program is one layer in a loop and
 compiles in a tenth of the time. Others are unrolled, because a loop would copy every layer's slice;
@@ -11,6 +11,7 @@ operand to the dtype of the weights. One rounding place per product keeps bf16 c
 leaves the compiler no choice that could differ between buckets.
 """
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -70,6 +71,7 @@ class Attention(nnx.Module):
         batch: AttentionBatch,
         *,
         layer: Int[Array, ""],
+        window: int | None,
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], KVCache]:
         config = self.config
@@ -91,23 +93,26 @@ class Attention(nnx.Module):
             batch,
             first_block=first_block,
             num_kv_heads=config.num_kv_heads,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
             decode_only=decode_only,
+            sliding_window=window,
+            soft_cap=config.attention_soft_cap,
         )
         return self.o_proj(out_TNH.reshape(num_tokens, q_size), layer), kv_cache
 
 
 class MLP(nnx.Module):
-    """SwiGLU; gate and up are one product."""
+    """SwiGLU, or with GELU (by tanh) for Gemma 2; gate and up are one product."""
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
         model, hidden = config.hidden_size, config.intermediate_size
+        self.activation = jax.nn.gelu if config.is_gemma2 else jax.nn.silu
         self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
         self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
 
     def __call__(self, x_TD: Float[Array, "T D"], layer: Int[Array, ""]) -> Float[Array, "T D"]:
         gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD, layer), 2, axis=-1)
-        return self.down_proj(jax.nn.silu(gate_TF) * up_TF, layer)
+        return self.down_proj(self.activation(gate_TF) * up_TF, layer)
 
 
 class DecoderLayer(nnx.Module):
@@ -118,6 +123,10 @@ class DecoderLayer(nnx.Module):
         self.attention = Attention(config, dtype=dtype, packed=packed)
         self.post_attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config, dtype=dtype, packed=packed)
+        self.attended_norm, self.mlp_norm = (
+            RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.is_gemma2 else None
+            for _ in range(2)
+        )
 
     def __call__(
         self,
@@ -127,19 +136,36 @@ class DecoderLayer(nnx.Module):
         batch: AttentionBatch,
         *,
         layer: Int[Array, ""],
+        window: int | None,
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], KVCache]:
-        """Run the layer; `layer` is its number, which tells its part of the cache."""
+        """Run the layer.
+
+        Args:
+            x_TD: the residual stream.
+            rope: cosines and sines.
+            kv_cache: as of ragged_paged_attention.
+            batch: likewise.
+            layer: its number, which tells its part of the cache.
+            window: its sliding window.
+            decode_only: as of ragged_paged_attention.
+        """
         attended_TD, kv_cache = self.attention(
             self.input_norm(x_TD),
             rope,
             kv_cache,
             batch,
             layer=layer,
+            window=window,
             decode_only=decode_only,
         )
+        if self.attended_norm is not None:
+            attended_TD = self.attended_norm(attended_TD)
         x_TD = x_TD + attended_TD
-        return x_TD + self.mlp(self.post_attention_norm(x_TD), layer), kv_cache
+        mlp_TD = self.mlp(self.post_attention_norm(x_TD), layer)
+        if self.mlp_norm is not None:
+            mlp_TD = self.mlp_norm(mlp_TD)
+        return x_TD + mlp_TD, kv_cache
 
 
 class Decoder(nnx.Module):
@@ -194,36 +220,51 @@ class Decoder(nnx.Module):
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
         x_TD = self.embedding[...][token_ids_T].astype(jnp.float32)
+        if self.config.is_gemma2:
+            # Rounded as the weights are, which Gemma was trained with.
+            scale = jnp.asarray(self.config.hidden_size**0.5, self.embedding[...].dtype)
+            x_TD = x_TD * scale.astype(jnp.float32)
+        windows = self.config.windows
         if self.stack is None:
             for index, layer in enumerate(self.layers):
                 graph, weights = nnx.split(layer)
+                number = jnp.int32(index)
                 x_TD, kv_cache = _run_layer(
-                    graph, weights, x_TD, rope, kv_cache, batch, jnp.int32(index), decode_only
+                    graph, weights, x_TD, rope, kv_cache, batch, number, windows[index], decode_only
                 )
             return x_TD, kv_cache
         graph, stacked = nnx.split(self.stack)
 
         def run(
-            index: Int[Array, ""], carried: tuple[Float[Array, "T D"], KVCache]
+            window: int | None,
+            index: Int[Array, ""],
+            carried: tuple[Float[Array, "T D"], KVCache],
         ) -> tuple[Float[Array, "T D"], KVCache]:
             x_TD, kv_cache = carried
             # The products find their layer themselves; of the rest a layer has some kilobytes.
             weights = jax.tree.map(lambda w: w if is_packed(w.shape) else w[index], stacked)
             ran: tuple[Array, KVCache] = _run_layer(
-                graph, weights, x_TD, rope, kv_cache, batch, index, decode_only
+                graph, weights, x_TD, rope, kv_cache, batch, index, window, decode_only
             )
             return ran
 
-        x_TD, kv_cache = lax.fori_loop(0, self.config.num_layers, run, (x_TD, kv_cache))
+        # Each run of layers of one window is a loop.
+        first = 0
+        for window, layers in itertools.groupby(windows):
+            end = first + len(list(layers))
+            x_TD, kv_cache = lax.fori_loop(first, end, partial(run, window), (x_TD, kv_cache))
+            first = end
         return x_TD, kv_cache
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
         head = self.embedding if self.lm_head is None else self.lm_head
-        return project(self.norm(x_SD), head[...])
+        logits_SV = project(self.norm(x_SD), head[...])
+        cap = self.config.logit_soft_cap
+        return logits_SV if cap is None else cap * jnp.tanh(logits_SV / cap)
 
 
-@partial(jax.jit, static_argnames=("graph", "decode_only"))
+@partial(jax.jit, static_argnames=("graph", "window", "decode_only"))
 def _run_layer(
     graph: nnx.GraphDef[DecoderLayer],
     weights: nnx.State[Any, Any],
@@ -232,11 +273,12 @@ def _run_layer(
     kv_cache: KVCache,
     batch: AttentionBatch,
     index: Array,
+    window: int | None,
     decode_only: bool,
 ) -> tuple[Array, KVCache]:
-    """Run one layer. All layers have equal graphs and shapes, so that the trace is shared."""
+    """Run one layer. Layers have equal graphs and shapes: those of one window share the trace."""
     layer = nnx.merge(graph, weights)
-    return layer(x_TD, rope, kv_cache, batch, layer=index, decode_only=decode_only)
+    return layer(x_TD, rope, kv_cache, batch, layer=index, window=window, decode_only=decode_only)
 
 
 def _stacked(layer: DecoderLayer, num_layers: int) -> DecoderLayer:

@@ -28,6 +28,15 @@ ALIGNMENT = 64
 
 Path = tuple[Hashable, ...]
 
+# Norms of a layer, as we and as Hugging Face name them.
+NORMS = {"input_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+GEMMA2_NORMS = {
+    "input_norm": "input_layernorm",
+    "attended_norm": "post_attention_layernorm",
+    "post_attention_norm": "pre_feedforward_layernorm",
+    "mlp_norm": "post_feedforward_layernorm",
+}
+
 
 class TensorSource(Protocol):
     """Tensors of a checkpoint under their Hugging Face names, [out, in]."""
@@ -38,10 +47,11 @@ class TensorSource(Protocol):
 
 
 class _Part(NamedTuple):
-    """A tensor of the checkpoint, and the rows that it must have."""
+    """A tensor of the checkpoint, the rows that it must have, and what is added to it."""
 
     name: str
     num_rows: int
+    offset: float = 0.0
 
 
 # What a parameter of one layer is made of, stacked by rows.
@@ -120,7 +130,7 @@ def _fill(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> No
             raise ModelError(
                 f"tensor {part.name} has shape {array.shape}, the config says {expected}"
             )
-        arrays.append(array)
+        arrays.append(array.astype(np.float32) + part.offset if part.offset else array)
     value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
     if packed:
         pack(value, place)
@@ -158,9 +168,10 @@ def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
     """Map each parameter of a decoder with single layers to its tensors, stacked by rows."""
     vocab, model, hidden = config.vocab_size, config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    norm_offset = 1.0 if config.is_gemma2 else 0.0
     parts: dict[Path, _Parts] = {
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
-        ("norm", "scale"): (_Part("model.norm.weight", model),),
+        ("norm", "scale"): (_Part("model.norm.weight", model, norm_offset),),
     }
     # The decoder has one of its own for tied embeddings only if it is packed.
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
@@ -180,11 +191,10 @@ def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
                     _Part(f"{attention}{norm}.weight", config.head_dim),
                 )
         parts[*ours, "attention", "o_proj", "weight"] = (_Part(attention + "o_proj.weight", model),)
-        for our_norm, their_norm in (
-            ("input_norm", "input_layernorm"),
-            ("post_attention_norm", "post_attention_layernorm"),
-        ):
-            parts[*ours, our_norm, "scale"] = (_Part(f"{theirs}{their_norm}.weight", model),)
+        for our_norm, their_norm in (GEMMA2_NORMS if config.is_gemma2 else NORMS).items():
+            parts[*ours, our_norm, "scale"] = (
+                _Part(f"{theirs}{their_norm}.weight", model, norm_offset),
+            )
         parts[*ours, "mlp", "gate_up_proj", "weight"] = (
             _Part(mlp + "gate_proj.weight", hidden),
             _Part(mlp + "up_proj.weight", hidden),

@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "eos_token_id": None,
     "max_position_embeddings": 2048,
 }
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {"gemma2": {"tie_word_embeddings": True}}
 MAX_SIZE = 1 << 31
 
 
@@ -63,7 +64,8 @@ def normalise_hf_config(config: Mapping[str, Any], source: str) -> dict[str, Any
     Raises:
         ModelError: a key is missing or makes no sense.
     """
-    full = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    family = FAMILY_DEFAULTS.get(str(config.get("model_type")), {})
+    full = DEFAULTS | family | {key: value for key, value in config.items() if value is not None}
     _unpack_rope_parameters(full, source)
     if not isinstance(full.get("model_type"), str):
         raise ModelError(f"{source} names no model_type")

@@ -75,7 +75,7 @@ def routes(gateway):
             yield route.method, path
 
 
-OPEN = {"/", "/dashboard", "/health", "/ready", "/static/x"}
+OPEN = {"/", "/dashboard", "/docs", "/health", "/ready", "/static/x"}
 
 
 async def test_without_a_key_nothing_but_probes_and_pages_is_answered(gateway):

@@ -13,6 +13,7 @@ async def client(aiohttp_client, tmp_path):
     (tmp_path / "static").mkdir()
     (tmp_path / "static" / "index.html").write_text("<p>hello")
     (tmp_path / "static" / "dashboard.html").write_text("<p>steps")
+    (tmp_path / "static" / "docs.html").write_text("<p>addresses")
     (tmp_path / "static" / "chat.js").write_text("1;")
     (tmp_path / "secret.txt").write_text("secret")
     app = web.Application(middlewares=[errors_as_json])
@@ -20,7 +21,9 @@ async def client(aiohttp_client, tmp_path):
     return await aiohttp_client(app)
 
 
-@pytest.mark.parametrize(("path", "text"), [("/", "<p>hello"), ("/dashboard", "<p>steps")])
+@pytest.mark.parametrize(
+    ("path", "text"), [("/", "<p>hello"), ("/dashboard", "<p>steps"), ("/docs", "<p>addresses")]
+)
 async def test_a_page_comes_with_a_strict_policy(client, path, text):
     response = await client.get(path)
     assert await response.text() == text
@@ -46,7 +49,7 @@ async def test_nothing_outside_the_folder_is_served(client, path):
     assert "secret\n" not in await response.text()
 
 
-@pytest.mark.parametrize("path", ["/", "/dashboard"])
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/docs"])
 async def test_the_gateway_serves_the_pages_of_the_package(gateway, path):
     async with gateway.session.get(path) as response:
         assert response.status == 200

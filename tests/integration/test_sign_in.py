@@ -61,4 +61,15 @@ async def test_a_page_asks_for_a_key_until_it_fits_and_keeps_it_for_the_tab(
         await page.wait_for(IS_OPEN)
         addresses = await page.run("JSON.stringify(performance.getEntries().map(e => e.name))")
         assert "key-of-" not in addresses
+
+        # So has the page of addresses, whose document needs one as well.
+        await page.goto(f"{gateway.url}/docs")
+        await page.wait_for(IS_OPEN)
+        assert "POST\n/v1/chat/completions" in await page.text(".operation > summary")
+        chat = (
+            "[...document.querySelectorAll('.operation')].find("
+            "e => e.innerText.includes('/v1/chat/completions'))"
+        )
+        await page.run(f"{chat}.open = true")
+        assert "messages (required)" in await page.run(f"{chat}.innerText")
         assert page.errors == []

@@ -77,18 +77,53 @@ def test_llama3_scaling_is_read_under_its_old_and_its_new_name(key):
     )
 
 
+QWEN = {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 128,
+    "num_hidden_layers": 5,
+}
+KINDS = ["full_attention", "sliding_attention"]
+
+
 @pytest.mark.parametrize(
-    ("changes", "positions"),
+    ("changes", "windows"),
     [
-        ({"model_type": "mistral", "sliding_window": 128}, 128),
-        ({"model_type": "mistral", "sliding_window": 4096}, 512),
-        ({"model_type": "mistral", "sliding_window": None}, 512),
-        ({"model_type": "qwen2", "sliding_window": 128}, 512),
-        ({"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}, 128),
+        ({"model_type": "mistral", "sliding_window": 128}, (128, 128)),
+        ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+        ({"model_type": "mistral", "sliding_window": 512}, (None, None)),  # it is never full
+        ({"sliding_window": 128}, (None, None)),
+        ({**QWEN, "use_sliding_window": False}, (None, None)),
+        (QWEN, (None, None)),  # transformers begins with layer 28
+        ({**QWEN, "max_window_layers": 1}, (None, 128)),
+        ({**QWEN, "max_window_layers": 2}, (None, None)),
+        ({**QWEN, "model_type": "qwen3", "max_window_layers": 0}, (128, 128)),
+        ({**QWEN, "max_window_layers": 9, "layer_types": KINDS[::-1]}, (128, None)),
+        (GEMMA2, (128, None, 128, None, 128)),
+        ({**GEMMA2, "num_hidden_layers": 2, "layer_types": KINDS}, (None, 128)),
     ],
+    ids=str,
 )
-def test_no_more_context_is_served_than_the_sliding_window(changes, positions):
-    assert read(**changes).max_position_embeddings == positions
+def test_layers_have_the_windows_of_their_family(changes, windows):
+    config = read(**changes)
+    assert config.windows == windows
+    assert config.max_position_embeddings == 512
+    assert config.sliding_window == max((w for w in windows if w), default=None)
+
+
+def test_gemma_2_has_scalars_of_its_own():
+    config = read(**GEMMA2)
+    assert config.attention_scale == 0.125
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (50.0, 30.0)
+    assert config.tie_embeddings
+    assert read(**{**GEMMA2, "attn_logit_softcapping": None}).attention_soft_cap is None
+    other = read()
+    assert (other.attention_scale, other.attention_soft_cap) == (0.25, None)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +132,12 @@ def test_no_more_context_is_served_than_the_sliding_window(changes, positions):
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported are llama, "),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only 'silu'"),
         ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention is not"),
+        ({**GEMMA2, "hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+        ({**GEMMA2, "final_logit_softcapping": -1}, "logit_soft_cap=-1.0 is out of range"),
+        ({**GEMMA2, "sliding_window": 0}, "sliding_window=0 must be at least 1"),
+        ({**GEMMA2, "layer_types": KINDS}, "layer_types ['full_attention', 'sliding_attention"),
+        ({**GEMMA2, "layer_types": ["chunked"] * 5}, "layer_types ['chunked', "),
         ({"hidden_size": None}, "hidden_size is missing or not a number"),
         ({"vocab_size": "300"}, "vocab_size is missing or not a number"),
         ({"num_hidden_layers": True}, "num_hidden_layers is missing or not a number"),

@@ -61,6 +61,7 @@ def test_the_same_weights_as_gguf_give_the_same_answers(architecture):
         ("bfloat16", "bfloat16", {"num_attention_heads": 4, "num_key_value_heads": 1}),
         ("bfloat16", "bfloat16", {"model_type": "qwen2", "num_key_value_heads": 4}),
         ("float32", "float32", {"model_type": "qwen3", "tie_word_embeddings": False}),
+        ("bfloat16", "bfloat16", {"model_type": "mistral", "sliding_window": 70, **THREES}),
     ],
     ids=str,
 )
