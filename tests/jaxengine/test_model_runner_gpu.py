@@ -1,10 +1,63 @@
-"""A whole step of a model of 8 billion weights, compiled for an H200 that is not there."""
+"""Whole steps for GPUs that are not there: those of every bucket, and those of a large model."""
 
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from compile_for_gpu import TOOLS, run_with_tools
+from gpu_target import lower_for
+from jaxengine.batch import BatchLayout
+from jaxengine.buckets import buckets_for
+from jaxengine.config import EngineConfig
+from jaxengine.kv_cache import new_device_state
+from jaxengine.model_runner import make_step
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.decoder import Decoder
+from jaxengine.rule_arrays import RuleLayout
+
+ONE_LAYER = ModelConfig(
+    family="qwen3",
+    vocab_size=256,
+    hidden_size=256,
+    intermediate_size=256,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=128,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    rope_theta=1e6,
+    tie_embeddings=True,
+    qk_norm=True,
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*Pallas Triton:DeprecationWarning")
+@pytest.mark.parametrize("kernel", ["mosaic_gpu", "triton"])
+def test_the_step_of_every_bucket_lowers_for_a_gpu(kernel):
+    config = EngineConfig(attention_kernel=kernel, max_num_batched_tokens=2048, max_num_seqs=256)
+    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(ONE_LAYER, dtype=jnp.bfloat16)))
+    leaves, tree = jax.tree.flatten(weights)
+    state = jax.eval_shape(lambda: new_device_state(ONE_LAYER, config))
+    buckets = buckets_for(config)
+    assert len(buckets) >= 12
+    for bucket in buckets:
+        layout = BatchLayout(bucket, config.max_blocks_per_seq, 1)
+        rules = RuleLayout(bucket.num_seqs, ONE_LAYER.vocab_size, config.max_model_len)
+        program = lower_for(
+            "h200",
+            make_step(graph, tree, layout),
+            leaves,
+            state,
+            jax.ShapeDtypeStruct((layout.size,), jnp.int32),
+            jax.eval_shape(rules.resident),
+        )
+        # A kernel that writes nothing into the program would be one that is not there.
+        assert ("mosaic_gpu" in program) == (kernel == "mosaic_gpu"), bucket
+        assert ("xla.gpu.triton" in program) == (kernel == "triton"), bucket
 
 
 @pytest.mark.skipif(
