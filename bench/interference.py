@@ -3,6 +3,9 @@
 Streams run, then a prompt near the context limit comes; once on a server without a step-time budget
 and once with one (--target-itl-ms). The budget leaves a prompt the rest of each step: the target
 less the time of a step that only decodes, over the cost of a prompt token when it is alone.
+
+What the streams are compared with is themselves, before and after: they grow meanwhile, and every
+token of theirs costs more.
 """
 
 import asyncio
@@ -25,10 +28,10 @@ from bench.windows import gaps_between
 __all__ = ["Disturbance", "disturb", "interference"]
 
 POLL_S = 0.01
-SETTLE_SHARE = 0.1  # of the idle time, after the last stream has begun and after the prompt
+SETTLE_SHARE = 0.1  # of the idle time, after the last stream has begun
 SPARE_TOKENS = 16  # of the context, beside the long prompt
-MAX_OUTPUT = 2000
-DEFAULT_FACTOR = 1.8  # target over a decode step: what a bound of 2 leaves for the error
+MAX_OUTPUT = 4000
+DEFAULT_FACTOR = 1.6  # target over the idle P99: what a bound of 2 leaves for the error
 MAX_ITL_RATIO = 2.0
 MIN_SPEED_SHARE = 0.85
 
@@ -46,7 +49,7 @@ class InterferencePlan:
         num_streams: that run beside the prompt.
         input_len: of their prompts.
         long_len: of the long prompt; None takes what the context holds.
-        idle_s: for so long the streams run undisturbed first.
+        idle_s: for so long the streams run undisturbed, before it and after it.
         repeats: of everything, on each server.
     """
 
@@ -90,8 +93,8 @@ class Disturbance:
     """One long prompt beside running streams.
 
     Attributes:
-        idle_gaps_s, gaps_s: times between tokens of the streams, before it came and while it was
-            being computed.
+        idle_gaps_s, gaps_s: times between tokens of the streams, before it came and after it was
+            done, and while it was being computed.
         prefill_s: from its sending to its first token.
     """
 
@@ -237,11 +240,15 @@ async def disturb(
         if long_record.error is not None or long_record.first_token_s is None:
             raise RequestFailed("long prompt", long_record.error_detail or "")
         check_running(records)
-        # The gaps that the end of the prompt falls into come to their end.
-        await asyncio.sleep(SETTLE_SHARE * idle_s)
+        await asyncio.sleep(idle_s)
+        check_running(records)
+        idle_end_s = sender.clock()
     sent_s, done_s = long_record.start_s, long_record.start_s + long_record.first_token_s
     disturbance = Disturbance(
-        idle_gaps_s=gaps_between(records, idle_start_s, sent_s),
+        idle_gaps_s=[
+            *gaps_between(records, idle_start_s, sent_s),
+            *gaps_between(records, done_s, idle_end_s),
+        ],
         gaps_s=gaps_between(records, sent_s, done_s, touching=True),
         prefill_s=long_record.first_token_s,
     )
@@ -279,13 +286,13 @@ def check_running(records: Sequence[RequestRecord]) -> None:
     type=click.FloatRange(min=0, min_open=True),
     default=5.0,
     show_default=True,
-    help="The streams run undisturbed for so long.",
+    help="The streams run undisturbed for so long, before and after.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--target-itl-ms",
     type=click.FloatRange(min=0, min_open=True),
-    help=f"Step-time budget. [default: {DEFAULT_FACTOR} times a step that only decodes]",
+    help=f"Step-time budget. [default: {DEFAULT_FACTOR} times the idle P99 of the ITL]",
 )
 def interference(
     setup: BenchSetup,
@@ -314,7 +321,7 @@ def interference(
     for with_budget in (False, True):
         target = None
         if with_budget:
-            target = target_itl_ms or DEFAULT_FACTOR * results[0].idle_ms.p50
+            target = target_itl_ms or DEFAULT_FACTOR * results[0].idle_ms.p99
         result, records = setup.measure(
             [] if target is None else ["--target-itl-ms", f"{target:.3f}"],
             partial(measure_server, plan=plan, target_itl_ms=target),

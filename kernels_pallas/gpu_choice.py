@@ -36,11 +36,13 @@ class GpuUse:
         device: the GPU, as JAX names it.
         kv_cache_dtype: of the cache.
         head_dim: of the model.
+        is_plain: whether no layer has a sliding window or a soft cap.
     """
 
     device: str
     kv_cache_dtype: str = "bfloat16"
     head_dim: int = 128
+    is_plain: bool = True
 
 
 def find_gpu_fault(
@@ -71,6 +73,7 @@ def _test(kernel: AttentionKernel, use: GpuUse, block_size: int) -> str | None:
     command = [
         *(sys.executable, "-m", "kernels_pallas.gpu_self_test"),
         *(kernel, use.kv_cache_dtype, str(block_size), str(use.head_dim)),
+        *([] if use.is_plain else ["windows"]),
     ]
     try:
         run_limited(command, timeout_s=SELF_TEST_TIMEOUT_S)

@@ -37,12 +37,14 @@ from kernels_pallas.work_plan import (
     plan_prefill_tiles,
 )
 
-__all__ = ["find_fault"]
+__all__ = ["SOFT_CAP", "WINDOW", "find_fault"]
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 64, 16, 64
 # (query tokens, tokens in all) of each sequence.
 SPANS = ((1, 1), (1, 140), (1, 300), (5, 5), (33, 170))
 NUM_TOKENS = 48
+# Of the tests that are not plain: the window begins inside of chunks and of tiles.
+WINDOW, SOFT_CAP = 100, 4.0
 # Of outputs around 1. Products in bfloat16 round queries and weights by 2^-9.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-5}
 BF16_TOLERANCE = 3e-2
@@ -58,6 +60,8 @@ def find_fault(
     kernel: AttentionKernel = "native",
     block_size: int = BLOCK_SIZE,
     head_dim: int = HEAD_DIM,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> str | None:
     """Write and attend once, with a cache of that dtype; return what is wrong with the result."""
     rng = np.random.default_rng(0)
@@ -87,7 +91,15 @@ def find_fault(
     first_block = jnp.int32(num_blocks)
     # Functions of their own, so that nothing that was traced before is used.
     write = jax.jit(partial(write_kv), donate_argnums=0)
-    attend = jax.jit(partial(ragged_paged_attention, num_kv_heads=KV_HEADS, scale=head_dim**-0.5))
+    attend = jax.jit(
+        partial(
+            ragged_paged_attention,
+            num_kv_heads=KV_HEADS,
+            scale=head_dim**-0.5,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+    )
     longest = max(length for _, length in SPANS)
     queries = np.full((NUM_TOKENS, HEADS, head_dim), 7, np.float32)
     truth: list[Floats] = []
@@ -101,13 +113,18 @@ def find_fault(
         cache = write(cache, k, v, slots, first_block=first_block)
         queries[start : start + count] = q[-count:]
         start += count
-        truth.append(_attend(q, k[:length], v[:length], dtype)[-count:])
+        attended = _attend(q, k[:length], v[:length], dtype, sliding_window, soft_cap)
+        truth.append(attended[-count:])
     starts = np.cumsum([0, *(count for count, _ in SPANS), 0]).astype(np.int32)
     num_decodes = sum(count == 1 for count, _ in SPANS)
     tiles = np.zeros((max_prefill_tiles(NUM_TOKENS, len(lens)), PREFILL_TILE_FIELDS), np.int32)
     splits = np.zeros((max_decode_splits(len(lens)), DECODE_SPLIT_FIELDS), np.int32)
     split_starts = np.zeros(len(lens) + 1, np.int32)
     plan_decode_splits(lens, num_decodes, splits, split_starts)
+    window_splits, window_starts = np.zeros_like(splits), np.zeros_like(split_starts)
+    plan_decode_splits(
+        lens, num_decodes, window_splits, window_starts, sliding_window=sliding_window
+    )
     arrays = {
         "slot_mapping": np.zeros(NUM_TOKENS, np.int32),
         "query_start_loc": starts,
@@ -118,6 +135,8 @@ def find_fault(
         "num_prefill_tiles": plan_prefill_tiles(starts[:-1], lens[:-1], num_decodes, tiles),
         "decode_splits": splits,
         "split_starts": split_starts,
+        "window_splits": window_splits,
+        "window_split_starts": window_starts,
     }
     batch = AttentionBatch(**{name: jnp.asarray(x, jnp.int32) for name, x in arrays.items()})
     out = np.asarray(attend(queries, cache, batch, first_block=first_block))
@@ -130,11 +149,21 @@ def find_fault(
     return None
 
 
-def _attend(q: Floats, k: Floats, v: Floats, dtype: KVCacheDtype) -> Floats:
+def _attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    dtype: KVCacheDtype,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> Floats:
     """Causal attention over what a cache of the dtype remembers."""
     k, v = (np.repeat(_stored(x, dtype), HEADS // KV_HEADS, axis=1) for x in (k, v))
     scores = np.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
-    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+    if soft_cap is not None:
+        scores = soft_cap * np.tanh(scores / soft_cap)
+    distance = np.arange(len(q))[:, None] - np.arange(len(k))
+    scores[:, (distance < 0) | (distance >= (sliding_window or len(k)))] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     attended: Floats = np.einsum("nqk,knh->qnh", weights, v)
@@ -170,6 +199,7 @@ def main(library: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     instructions = native.load(Path(library))
     found = [find_fault(dtype) for dtype in get_args(KVCacheDtype)]
+    found.append(find_fault("float32", sliding_window=WINDOW, soft_cap=SOFT_CAP))
     if instructions in BF16_INSTRUCTIONS:
         found.append(find_projection_fault())
     faults = [fault for fault in found if fault is not None]

@@ -55,6 +55,12 @@ def test_the_kernel_is_tested_as_it_would_serve(tests):
     assert tests == [["-m", "kernels_pallas.gpu_self_test", "mosaic_gpu", "float16", "32", "64"]]
 
 
+def test_windows_and_soft_caps_are_tested_where_a_model_has_them(tests):
+    use = replace(H200, is_plain=False)
+    assert find_gpu_fault("mosaic_gpu", use, block_size=16, may_run=True) is None
+    assert tests[0][2:] == ["mosaic_gpu", "bfloat16", "16", "128", "windows"]
+
+
 def test_nothing_is_run_where_that_is_not_wanted(tests):
     assert find_gpu_fault("triton", H200, block_size=16, may_run=False) is None
     assert tests == []

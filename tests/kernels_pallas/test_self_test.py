@@ -55,7 +55,7 @@ def test_a_wrong_answer_has_an_exit_code_of_its_own(monkeypatch, capsys):
     """Python ends with 1 for whatever it raises, also where there is no memory for the test."""
     monkeypatch.setattr(native, "load", lambda library: "AVX2")
     monkeypatch.setattr(
-        self_test, "find_fault", lambda dtype: "wrong by 3" if dtype == "int8" else None
+        self_test, "find_fault", lambda dtype, **_: "wrong by 3" if dtype == "int8" else None
     )
     with pytest.raises(SystemExit) as caught:
         self_test.main("library")
