@@ -51,6 +51,8 @@ class GatewayConfig:
         ws_max_messages_per_s: messages that are read from a websocket, on average; a client that
             sends more has to wait.
         ws_max_connections: websockets at a time.
+        ws_idle_timeout_s: a websocket on which nothing runs for so long is closed.
+        ws_max_age_s: so old, a websocket takes nothing new, and is closed once nothing runs.
 
         resume_ttl_s: how long a stream whose connection was lost can be resumed.
         resume_stream_bytes: output kept of one stream to send it again.
@@ -92,6 +94,8 @@ class GatewayConfig:
     ws_max_streams: int = 32
     ws_max_messages_per_s: float = 1000.0
     ws_max_connections: int = 1024
+    ws_idle_timeout_s: float = 3600.0
+    ws_max_age_s: float = 86_400.0
 
     resume_ttl_s: float = 30.0
     resume_stream_bytes: int = 256 * 1024

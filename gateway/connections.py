@@ -8,11 +8,13 @@ from typing import Protocol
 from aiohttp import web
 
 from gateway.app_keys import CONFIG, METRICS
+from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, Unavailable
 
 __all__ = [
     "DRAINING",
     "RETRY_AFTER_S",
+    "SHUTDOWN_REASON",
     "STREAM_CONNECTIONS",
     "MessageRate",
     "accept_websocket",
@@ -25,11 +27,19 @@ __all__ = [
 
 RETRY_AFTER_S = 5.0
 SHUTDOWN_REASON = "the server is shutting down"
+IDLE_REASON = "nothing has run on this connection for long"
+AGE_REASON = "this connection has been open for long"
+LONGEST_LOOK_S = 60.0  # between two looks at whether a connection is idle, or old
 BURST_S = 2.0  # of silence make up for as many messages more
 
 
 class Connection(Protocol):
     """One open websocket."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything runs that its client waits for."""
+        ...
 
     async def run(self) -> None:
         """Serve until it ends, for whatever reason; nothing of it is left running."""
@@ -37,6 +47,10 @@ class Connection(Protocol):
 
     def drain(self, reason: str) -> None:
         """Tell the client that the end is near; what runs goes on, nothing new begins."""
+        ...
+
+    def retire(self, reason: str) -> None:
+        """Take nothing new, and close once nothing runs; the client may come back at once."""
         ...
 
     def shut_down(self, reason: str) -> None:
@@ -125,10 +139,32 @@ async def serve_connection(app: web.Application, connection: Connection) -> None
     try:
         if app[DRAINING].is_set():
             connection.drain(SHUTDOWN_REASON)
-        with app[METRICS].websockets_open.track_inprogress():
-            await connection.run()
+        watch = asyncio.create_task(_retire_in_time(connection, app[CONFIG]))
+        try:
+            with app[METRICS].websockets_open.track_inprogress():
+                await connection.run()
+        finally:
+            watch.cancel()
     finally:
         connections.discard(connection)
+
+
+async def _retire_in_time(connection: Connection, config: GatewayConfig) -> None:
+    """Wait until a connection is old, or has been idle for long, and retire it."""
+    loop = asyncio.get_running_loop()
+    began_s = busy_s = loop.time()
+    look_s = min(LONGEST_LOOK_S, config.ws_idle_timeout_s / 4, config.ws_max_age_s / 4)
+    while True:
+        await asyncio.sleep(look_s)
+        now_s = loop.time()
+        if connection.is_busy:
+            busy_s = now_s
+        if now_s - busy_s >= config.ws_idle_timeout_s:
+            connection.retire(IDLE_REASON)
+            return
+        if now_s - began_s >= config.ws_max_age_s:
+            connection.retire(AGE_REASON)
+            return
 
 
 def begin_drain(app: web.Application) -> None:

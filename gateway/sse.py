@@ -15,6 +15,9 @@ __all__ = ["DONE", "EventStream", "SlowReaderError", "event"]
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
+# A write to an empty buffer waits for nobody unless it fills it: beyond 64 KiB.
+MAX_UNTIMED_BYTES = 16 * 1024
+
 # JSON leaves these as they are, but clients that split text at any line end would cut there.
 _LINE_ENDS = tuple(
     (char.encode(), f"\\u{ord(char):04x}".encode()) for char in ("\x85", "\u2028", "\u2029")
@@ -67,7 +70,17 @@ class EventStream:
             SlowReaderError: the client does not read.
             ConnectionError: the client is gone.
         """
-        await self._within_deadline(self.response.write(b"".join(events)))
+        data = b"".join(events)
+        sending = self.response.write(data)
+        transport = self._request.transport
+        if (
+            len(data) <= MAX_UNTIMED_BYTES
+            and transport is not None
+            and transport.get_write_buffer_size() == 0
+        ):
+            await sending  # which has no reason to wait: a timer for each token would be dear
+        else:
+            await self._within_deadline(sending)
 
     async def send_keep_alive(self) -> None:
         await self.send([KEEP_ALIVE])

@@ -87,6 +87,13 @@ class StepFeed:
         finally:
             self._ended.set()
 
+    @property
+    def is_busy(self) -> bool:
+        return True  # somebody watches
+
+    def retire(self, reason: str) -> None:
+        self.shut_down(reason)
+
     def drain(self, reason: str) -> None:
         """Do nothing: the last steps are worth watching, and the status says that it stops."""
 

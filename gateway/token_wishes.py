@@ -69,8 +69,8 @@ def token_name(tokenizer: TextTokenizer, token_id: int) -> str:
     So two tokens that are each a part of a character have different names.
     """
     text = tokenizer.token_bytes(token_id)
-    if not text:
-        return tokenizer.decode([token_id], skip_special=False)
+    if not text:  # a special token, or a row of the embedding that is no token
+        return tokenizer.decode([token_id], skip_special=False) or f"token_id:{token_id}"
     try:
         return text.decode()
     except UnicodeDecodeError:

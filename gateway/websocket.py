@@ -20,6 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.connections import (
     DRAINING,
     RETRY_AFTER_S,
+    SHUTDOWN_REASON,
     MessageRate,
     accept_websocket,
     check_room,
@@ -88,7 +89,8 @@ class StreamConnection:
         self._runs: dict[str, StreamRun] = {}  # that end with this connection
         self._kept: dict[str, KeptStream] = {}  # that do not
         self._tasks = asyncio.TaskGroup()
-        self._draining = False
+        self._refusal: str | None = None  # why nothing new begins here
+        self._is_retiring = False
         self._closing = False
         self._client_left = False  # on purpose
         self._num_bad_frames = 0
@@ -115,11 +117,19 @@ class StreamConnection:
             self._lose_streams()
             self._ended.set()
 
-    def drain(self, reason: str) -> None:
+    @property
+    def is_busy(self) -> bool:
+        return self._outbox.num_streams > 0
+
+    def drain(self, reason: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         """Refuse new streams from now on; those that run may finish."""
-        if not self._draining:
-            self._draining = True
-            self._outbox.put_control(Goaway(reason=reason, retry_after_s=RETRY_AFTER_S))
+        if self._refusal is None:
+            self._refusal = reason
+            self._outbox.put_control(Goaway(reason=reason, retry_after_s=retry_after_s))
+
+    def retire(self, reason: str) -> None:
+        self._is_retiring = True
+        self.drain(reason, retry_after_s=0.0)
 
     def shut_down(self, reason: str) -> None:
         """Say goodbye, end every stream with status 503, and close once that is sent."""
@@ -221,9 +231,9 @@ class StreamConnection:
             self._outbox.put_control(Error.of(error, message.id))
 
     def _start(self, start: Start) -> None:
-        if self._draining or self._closing:
+        if self._refusal is not None or self._closing:
             raise Unavailable(
-                "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S
+                self._refusal or SHUTDOWN_REASON, code="shutting_down", retry_after_s=RETRY_AFTER_S
             )
         options = start.stream
         if options is not None and options.resumable:
@@ -331,6 +341,8 @@ class StreamConnection:
                     return True
                 case _:
                     await self._ws.send_frame(self._codec.encode(item), self._codec.frame_type)
+        if self._is_retiring and not self.is_busy:
+            self._close(WSCloseCode.GOING_AWAY, self._refusal or "")
         return False
 
     async def _close_and_cut(self, reader: asyncio.Task[None], code: int, reason: str) -> None:

@@ -1,111 +1,20 @@
-"""From a scheduler's decision to the arrays of one step, in one packed transfer.
+"""From a scheduler's decision to the arrays of one step, in one packed transfer."""
 
-The host writes all arrays of a step into one int32 buffer; the compiled step slices it again.
-One transfer and one argument, instead of sixteen of each. Floats travel as their bits.
-
-Letters: T packed tokens, S sequences, M blocks per sequence, W prefill tiles.
-"""
-
-import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
+from jaxengine.batch_layout import PENALTIES, BatchLayout
 from jaxengine.buckets import Bucket, smallest_bucket
 from jaxengine.request import Request
-from jaxengine.sampling_params import MAX_STOP_TOKEN_IDS
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from jaxengine.token_rules import TokenRules
-from kernels_pallas.work_plan import (
-    DECODE_SPLIT_FIELDS,
-    PREFILL_TILE_FIELDS,
-    AttentionBatch,
-    max_decode_splits,
-    max_prefill_tiles,
-    plan_decode_splits,
-    plan_prefill_tiles,
-)
+from kernels_pallas.work_plan import plan_decode_splits, plan_prefill_tiles
 
-__all__ = [
-    "BatchBuilder",
-    "BatchLayout",
-    "PackedStep",
-    "RulesBatch",
-    "SamplingBatch",
-    "ScheduledBatch",
-    "pick_token_ids",
-]
-
-
-class SamplingBatch(NamedTuple):
-    """How the next token of each sequence is chosen. A pytree of device arrays.
-
-    Attributes:
-        temperature, top_k, top_p, min_p: as in SamplingParams.
-        seed: the 64-bit seed as two halves.
-        position: of the token to be sampled.
-        suppressed_ids: ids that must not be sampled; -1 where unused.
-        any_random, any_filtered, any_suppressed: whether some sequence needs it at all.
-    """
-
-    temperature: Float[Array, "S"]
-    top_k: Int[Array, "S"]
-    top_p: Float[Array, "S"]
-    min_p: Float[Array, "S"]
-    seed: Int[Array, "S 2"]
-    position: Int[Array, "S"]
-    suppressed_ids: Int[Array, "S I"]
-    any_random: Array
-    any_filtered: Array
-    any_suppressed: Array
-
-
-class RulesBatch(NamedTuple):
-    """Rules about tokens, besides RuleArrays. A pytree of device arrays.
-
-    Attributes:
-        presence_penalty, frequency_penalty, repetition_penalty: as in SamplingParams; zeros for
-            sequences without penalties.
-        any_biased, any_penalized, any_masked: whether some sequence needs it at all.
-    """
-
-    presence_penalty: Float[Array, "S"]
-    frequency_penalty: Float[Array, "S"]
-    repetition_penalty: Float[Array, "S"]
-    any_biased: Array
-    any_penalized: Array
-    any_masked: Array
-
-
-class ScheduledBatch(NamedTuple):
-    """One step as the device sees it. A pytree of device arrays.
-
-    Attributes:
-        token_ids: literal ids, or -1 - r for "the last token of row r", known only here.
-        positions: absolute position of each token in its sequence.
-        rows: row of each sequence in the device state; the spare row where nothing is sampled.
-        sample_indices: packed index of the token after which each sequence is sampled.
-        targets: prompt token after each token, where its log-probability is wanted, else -1; of
-            no use (and without elements) where every sequence has one token.
-        any_logprobs, any_targets: whether some sequence wants log-probabilities at all.
-    """
-
-    token_ids: Int[Array, "T"]
-    positions: Int[Array, "T"]
-    rows: Int[Array, "S"]
-    sample_indices: Int[Array, "S"]
-    attention: AttentionBatch
-    sampling: SamplingBatch
-    rules: RulesBatch
-    targets: Int[Array, "T"]
-    any_logprobs: Array
-    any_targets: Array
+__all__ = ["BatchBuilder", "PackedStep", "pick_token_ids"]
 
 
 class PackedStep(NamedTuple):
@@ -121,118 +30,12 @@ class PackedStep(NamedTuple):
             index of its first token, number of its tokens).
     """
 
-    layout: "BatchLayout"
+    layout: BatchLayout
     packed: NDArray[np.int32]
     sequences: list[int]
     rules: list[tuple[int, TokenRules, int]]
     logprobs: list[int]
     prompt_logprobs: list[tuple[int, int, int]]
-
-
-# Flags of a step that are not zero if some sequence needs what they name.
-_FLAGS = (
-    *("any_random", "any_filtered", "any_suppressed", "any_logprobs", "any_targets"),
-    *("any_biased", "any_penalized", "any_masked"),
-)
-_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-
-
-@dataclass(frozen=True)
-class BatchLayout:
-    """Where each array of a bucket lies in the packed buffer.
-
-    Attributes:
-        sliding_window: of the layers that have one.
-    """
-
-    bucket: Bucket
-    max_blocks_per_seq: int
-    num_eos_token_ids: int
-    sliding_window: int | None = None
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        tokens, seqs, decode_only = self.bucket
-        windows: dict[str, tuple[int, ...]] = {}
-        if self.sliding_window is not None:
-            most = max_decode_splits(seqs, sliding_window=self.sliding_window)
-            windows["window_splits"] = (most, DECODE_SPLIT_FIELDS)
-            windows["window_split_starts"] = (seqs + 1,)
-        return {
-            "token_ids": (tokens,),
-            "positions": (tokens,),
-            "slot_mapping": (tokens,),
-            "query_start_loc": (seqs + 1,),
-            "seq_lens": (seqs,),
-            "block_tables": (seqs, self.max_blocks_per_seq),
-            "rows": (seqs,),
-            "sample_indices": (seqs,),
-            "prefill_tiles": (max_prefill_tiles(tokens, seqs), PREFILL_TILE_FIELDS),
-            "decode_splits": (max_decode_splits(seqs), DECODE_SPLIT_FIELDS),
-            "split_starts": (seqs + 1,),
-            **windows,
-            "num_decodes": (),
-            "num_prefill_tiles": (),
-            "temperature": (seqs,),
-            "top_k": (seqs,),
-            "top_p": (seqs,),
-            "min_p": (seqs,),
-            "seed": (seqs, 2),
-            "position": (seqs,),
-            "suppressed_ids": (seqs, MAX_STOP_TOKEN_IDS + self.num_eos_token_ids),
-            "targets": (0 if decode_only else tokens,),
-            **dict.fromkeys(_PENALTIES, (seqs,)),
-            **dict.fromkeys(_FLAGS, ()),
-        }
-
-    @cached_property
-    def size(self) -> int:
-        """Elements of the packed buffer."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    def views(self, packed: NDArray[np.int32]) -> dict[str, NDArray[np.int32]]:
-        """Return the arrays as views into a host buffer, to be filled in place."""
-        views, start = {}, 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            views[name] = packed[start:end].reshape(shape)
-            start = end
-        return views
-
-    def unpack(self, packed: Int[Array, "_"]) -> ScheduledBatch:
-        """Slice a device buffer. Traced inside the compiled step."""
-        arrays: dict[str, Array] = {}
-        start = 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            arrays[name] = packed[start:end].reshape(shape)
-            start = end
-        floats = {
-            name: lax.bitcast_convert_type(arrays[name], jnp.float32)
-            for name in ("temperature", "top_p", "min_p", *_PENALTIES)
-        }
-        flags = {name: arrays[name] > 0 for name in _FLAGS}
-        return ScheduledBatch(
-            token_ids=arrays["token_ids"],
-            positions=arrays["positions"],
-            rows=arrays["rows"],
-            sample_indices=arrays["sample_indices"],
-            attention=AttentionBatch(
-                **{name: arrays[name] for name in AttentionBatch._fields if name in arrays}
-            ),
-            sampling=SamplingBatch(
-                **{name: floats[name] for name in ("temperature", "top_p", "min_p")},
-                **{name: arrays[name] for name in ("top_k", "seed", "position", "suppressed_ids")},
-                **{name: flags[name] for name in ("any_random", "any_filtered", "any_suppressed")},
-            ),
-            rules=RulesBatch(
-                **{name: floats[name] for name in _PENALTIES},
-                **{name: flags[name] for name in ("any_biased", "any_penalized", "any_masked")},
-            ),
-            targets=arrays["targets"],
-            any_logprobs=flags["any_logprobs"],
-            any_targets=flags["any_targets"],
-        )
 
 
 class BatchBuilder:
@@ -414,7 +217,7 @@ def _pack_targets(views: dict[str, NDArray[np.int32]], start: int, item: Schedul
 def _pack_rules(views: dict[str, NDArray[np.int32]], seq: int, rules: TokenRules) -> None:
     params = rules.params
     if params.penalizes:
-        for name in _PENALTIES:
+        for name in PENALTIES:
             views[name].view(np.float32)[seq] = getattr(params, name)
         views["any_penalized"][...] = 1
     if params.logit_bias:

@@ -1,6 +1,7 @@
 """From a model's files and an operator's wishes to an engine that is ready to start."""
 
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from jaxengine.config import (
 )
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import ModelError
-from jaxengine.kv_cache import kv_block_bytes, resolve_kv_cache_dtype
+from jaxengine.kv_cache import kv_block_bytes, new_device_state, resolve_kv_cache_dtype
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
@@ -240,14 +241,17 @@ def build_engine(
     config, clamped_from = plan_engine(
         options, model, memory_bytes=memory_bytes, kernel=attention.kernel
     )
-    decoder = load_decoder(
-        model,
-        checkpoint,
-        dtype=config.dtype,
-        packed=attention.can_project and config.dtype == "bfloat16",
-        progress=weights_progress,
-    )
-    runner = JaxModelRunner(decoder, model, config, programs_dir=programs_dir)
+    with ThreadPoolExecutor(1) as beside:
+        # The device fills its memory, while the host arranges weights.
+        state = beside.submit(new_device_state, model, config)
+        decoder = load_decoder(
+            model,
+            checkpoint,
+            dtype=config.dtype,
+            packed=attention.can_project and config.dtype == "bfloat16",
+            progress=weights_progress,
+        )
+    runner = JaxModelRunner(decoder, model, config, state=state.result(), programs_dir=programs_dir)
     runner.warm_up(progress=compile_progress)
     limits = EngineLimits(
         max_model_len=config.max_model_len,
@@ -285,7 +289,6 @@ def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoic
         device=jax.devices()[0].device_kind,
         kv_cache_dtype=resolve_kv_cache_dtype(options.kv_cache_dtype, options.dtype),
         head_dim=model.head_dim,
-        is_plain=model.sliding_window is None and model.attention_soft_cap is None,
     )
     choice = choose_kernel(
         options.attention_kernel,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxengine.batch import RulesBatch
+from jaxengine.batch_layout import RulesBatch
 from jaxengine.rule_arrays import RuleArrays
 from jaxengine.sampling import REMOVED
 from jaxengine.token_rules import GENERATED

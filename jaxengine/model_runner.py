@@ -12,25 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Int
-from numpy.typing import NDArray
 
-from jaxengine.batch import BatchBuilder, BatchLayout, PackedStep, pick_token_ids
+from jaxengine.batch import BatchBuilder, PackedStep
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import DeviceState, new_device_state
-from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs, read_logprobs
+from jaxengine.logprobs import read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.next_token import next_tokens
 from jaxengine.outputs import ItemLogprobs
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from jaxengine.step_programs import Forwarded, make_choose, make_forward, make_steps
 
-__all__ = ["JaxModelRunner", "StepResults", "make_step", "make_steps"]
+__all__ = ["JaxModelRunner", "StepResults"]
 
 # Times of an earlier start are taken if one of them is off by no more than this factor.
 MOST_PACE_CHANGE = 1.5
@@ -53,89 +52,18 @@ class StepResults(NamedTuple):
     prompt_logprobs: Int[Array, "T F"]
 
 
-def make_step(
-    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
-) -> Callable[
-    [list[Array], DeviceState, Int[Array, "_"], RuleArrays], tuple[DeviceState, StepResults]
-]:
-    """Return one bucket's step, to be compiled with its second argument donated.
-
-    Args:
-        graph: of the decoder.
-        tree: of its weights, whose leaves are the step's first argument.
-        layout: of the bucket.
-    """
-
-    def step(
-        weights: list[Array], state: DeviceState, packed: Int[Array, "_"], rules: RuleArrays
-    ) -> tuple[DeviceState, StepResults]:
-        decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
-        batch = layout.unpack(packed)
-        token_ids_T = pick_token_ids(batch.token_ids, state.last_token)
-        hidden_TD, kv_cache = decoder(
-            token_ids_T,
-            batch.positions,
-            state.kv_cache,
-            batch.attention,
-            decode_only=layout.bucket.decode_only,
-        )
-        ends_S = batch.sample_indices
-        logits_SV = decoder.logits(hidden_TD[ends_S])
-        pending_S = jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1)
-        sampled_S, logprobs_SF = next_tokens(
-            logits_SV,
-            batch,
-            rules,
-            pending_S,
-            compute_logits=lambda: decoder.logits(hidden_TD[ends_S]),
-        )
-        last_token = state.last_token.at[batch.rows].set(sampled_S)
-        results = StepResults(
-            sampled=sampled_S,
-            logprobs=logprobs_SF,
-            prompt_logprobs=lax.cond(
-                batch.any_targets,
-                lambda: prompt_logprobs(
-                    hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
-                ),
-                lambda: jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32),
-            )
-            if batch.targets.size
-            else jnp.zeros((0, NUM_FIELDS), jnp.int32),
-        )
-        return DeviceState(kv_cache, last_token), results
-
-    return step
-
-
-def make_steps(
-    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
-) -> Callable[
-    [list[Array], DeviceState, Int[Array, "K _"], RuleArrays], tuple[DeviceState, StepResults]
-]:
-    """Return several of one bucket's steps after each other, to be compiled as a step is.
-
-    Their results are stacked, without log-probabilities.
-    """
-    step = make_step(graph, tree, layout)
-
-    def steps(
-        weights: list[Array], state: DeviceState, packed: Int[Array, "K _"], rules: RuleArrays
-    ) -> tuple[DeviceState, StepResults]:
-        def one(state: DeviceState, packed: Int[Array, "_"]) -> tuple[DeviceState, StepResults]:
-            state, (sampled, logprobs, prompt_logprobs) = step(weights, state, packed, rules)
-            return state, StepResults(sampled, logprobs[:0], prompt_logprobs[:0])
-
-        return lax.scan(one, state, packed)
-
-    return steps
-
-
 class JaxModelRunner:
     """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
 
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
+
+    Args:
+        decoder: with its weights.
+        model: what it looks like.
+        config: what to compile for.
+        state: an empty one; None allocates it.
+        programs_dir: where compiled programs are kept; None keeps none.
     """
 
     def __init__(
@@ -144,6 +72,7 @@ class JaxModelRunner:
         model: ModelConfig,
         config: EngineConfig,
         *,
+        state: DeviceState | None = None,
         programs_dir: Path | None = None,
     ) -> None:
         self._model = model
@@ -158,11 +87,12 @@ class JaxModelRunner:
             eos_token_ids=model.eos_token_ids,
             sliding_window=model.sliding_window,
         )
-        self._programs: dict[Bucket, jax.stages.Compiled] = {}
-        self._programs_ahead: dict[Bucket, jax.stages.Compiled] = {}  # of several steps
+        self._forward: dict[Bucket, jax.stages.Compiled] = {}
+        self._choose: dict[int, jax.stages.Compiled] = {}
+        self._ahead: dict[Bucket, jax.stages.Compiled] = {}  # several steps of decodes
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
-        self._state = new_device_state(model, config)
+        self._state = new_device_state(model, config) if state is None else state
         self._no_rules = {
             num_seqs: self._rule_layout(num_seqs).resident()
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
@@ -183,7 +113,7 @@ class JaxModelRunner:
 
         That of the largest one, and the arrays that steps without rules about tokens share.
         """
-        programs = (*self._programs.values(), *self._programs_ahead.values())
+        programs = (*self._forward.values(), *self._choose.values(), *self._ahead.values())
         analyses = [program.memory_analysis() for program in programs]
         largest: int = max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
         shared: int = sum(array.nbytes for array in jax.tree.leaves(self._no_rules))
@@ -204,71 +134,102 @@ class JaxModelRunner:
         Args:
             progress: called with (programs ready, programs in all).
         """
-        num_ahead = self._config.decode_steps
-        wanted = [(self._programs, layout, 1) for layout in self._builder.layouts]
-        if num_ahead > 1:
-            wanted += [
-                (self._programs_ahead, layout, num_ahead)
-                for layout in self._builder.layouts
-                if layout.bucket.num_tokens == layout.bucket.num_seqs
-            ]
+        layouts = self._builder.layouts
+        choices = {layout.choice.num_seqs: layout for layout in layouts}
         # Tracing holds the interpreter lock; compiling and loading do not.
         pool = ThreadPoolExecutor(max_workers=COMPILERS)
         try:
-            jobs = [
-                (programs, layout, pool.submit(self._program, layout, num_steps))
-                for programs, layout, num_steps in wanted
-            ]
-            for index, (programs, layout, job) in enumerate(jobs):
-                programs[layout.bucket] = job.result()
+            # Those that take longest first.
+            choosing = {
+                num_seqs: pool.submit(
+                    self._program, self._choice_fact(layout), self.lower_choice, layout
+                )
+                for num_seqs, layout in choices.items()
+            }
+            forwarding = {
+                layout.bucket: pool.submit(self._program, repr(layout), self.lower, layout)
+                for layout in layouts
+            }
+            ahead = {
+                layout.bucket: pool.submit(
+                    self._program, repr((layout, self._num_ahead)), self.lower_ahead, layout
+                )
+                for layout in layouts
+                if self._runs_ahead(layout.bucket)
+            }
+            jobs = (*choosing.values(), *forwarding.values(), *ahead.values())
+            for index, job in enumerate(jobs):
+                job.result()
                 if progress is not None:
                     progress(index + 1, len(jobs))
+            self._choose = {num_seqs: job.result() for num_seqs, job in choosing.items()}
+            self._forward = {bucket: job.result() for bucket, job in forwarding.items()}
+            self._ahead = {bucket: job.result() for bucket, job in ahead.items()}
         finally:
             # Whoever interrupts us waits for the program at hand, not for all of them.
             pool.shutdown(cancel_futures=True)
         self._bucket_times_s = dict(
             zip(self.buckets, self._recall_times() or self._measure_times(), strict=True)
         )
-        for layout in [x for x in self._builder.layouts if x.bucket in self._programs_ahead]:
-            idle = np.stack([self._idle_step(layout)] * num_ahead)
-            np.asarray(self._launch(layout, idle, self._no_rules[layout.bucket.num_seqs]).sampled)
         self._guard.arm()
 
     def close(self) -> None:
         """Stop counting compilations."""
         self._guard.disarm()
 
-    def _program(self, layout: BatchLayout, num_steps: int) -> jax.stages.Compiled:
-        """Return a bucket's program, from the store if it is there."""
-        rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
-        fact = repr((layout, rules, num_steps))
+    def _program(
+        self, fact: str, lower: Callable[[BatchLayout], jax.stages.Lowered], layout: BatchLayout
+    ) -> jax.stages.Compiled:
+        """Return a program, from the store if it is there."""
         kept = None if self._store is None else self._store.load(fact)
-        program = kept or self.lower(layout, num_steps).compile()
+        program = kept or lower(layout).compile()
         if self._store is not None and kept is None:
             self._store.save(fact, program)
         return program
 
-    def lower(self, layout: BatchLayout, num_steps: int = 1) -> jax.stages.Lowered:
-        """Trace one bucket's step, or several of them, and lower it to the compiler's input."""
-        make = make_step if num_steps == 1 else make_steps
-        shape = (layout.size,) if num_steps == 1 else (num_steps, layout.size)
-        step = make(self._graph, self._weights_tree, layout)
-        packed = jax.ShapeDtypeStruct(shape, jnp.int32)
-        rules = self._no_rules[layout.bucket.num_seqs]
-        return jax.jit(step, donate_argnums=1).lower(self._weights, self._state, packed, rules)
+    def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
+        """Trace one bucket's way through the layers, and lower it to the compiler's input."""
+        forward = make_forward(self._graph, self._weights_tree, layout)
+        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+        state = self._state
+        return jax.jit(forward, donate_argnums=1).lower(
+            self._weights, state.kv_cache, state.last_token, packed
+        )
 
-    def execute(self, outputs: Iterable[SchedulerOutput]) -> list["_JaxStep"]:
+    def lower_choice(self, layout: BatchLayout) -> jax.stages.Lowered:
+        """Trace how tokens are chosen in one bucket, and lower that."""
+        num_seqs = layout.bucket.num_seqs
+        forwarded = jax.eval_shape(
+            lambda: Forwarded(
+                hidden=jnp.zeros((num_seqs, self._model.hidden_size), jnp.float32),
+                pending=jnp.zeros(num_seqs, jnp.int32),
+                packed=jnp.zeros(layout.choice.size, jnp.int32),
+            )
+        )
+        choose = make_choose(self._graph, self._weights_tree, layout.choice)
+        return jax.jit(choose).lower(
+            self._weights, self._state.last_token, forwarded, self._no_rules[num_seqs]
+        )
+
+    def lower_ahead(self, layout: BatchLayout) -> jax.stages.Lowered:
+        """Trace `decode_steps` steps of one bucket, and lower them."""
+        steps = make_steps(self._graph, self._weights_tree, layout)
+        packed = jax.ShapeDtypeStruct((self._num_ahead, layout.size), jnp.int32)
+        state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
+        return jax.jit(steps, donate_argnums=1).lower(
+            self._weights, state.kv_cache, state.last_token, packed, rules
+        )
+
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence["_JaxStep | _StepOfMany"]:
         """Launch steps without waiting for them; see engine_core.ModelRunner."""
         steps: list[tuple[PackedStep, RuleArrays, Sequence[ScheduledRequest]]] = []
         for output in outputs:
             # Who ends on the way leaves a hole in the bucket.
             layout = steps[0][0].layout if steps else None
             steps.append((*self._pack(output, layout), output.scheduled))
-        first, rules, _ = steps[0]
-        if len(steps) > 1 and len(steps) == self._config.decode_steps:
-            packed = np.stack([step.packed for step, _, _ in steps])
-            results = self._launch(first.layout, packed, rules)
-            return [_JaxStep(results, step, items, i) for i, (step, _, items) in enumerate(steps)]
+        if len(steps) > 1 and len(steps) == self._num_ahead:
+            sampled = self._launch_ahead([step for step, _, _ in steps])
+            return [_StepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(steps)]
         return [
             _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
             for step, rules, items in steps
@@ -287,6 +248,14 @@ class JaxModelRunner:
             results = self._launch(step.layout, step.packed, rules)
         np.asarray(results.sampled)
         return (time.perf_counter() - start_s) / repeats
+
+    @property
+    def _num_ahead(self) -> int:
+        return self._config.decode_steps
+
+    def _runs_ahead(self, bucket: Bucket) -> bool:
+        """Whether steps of nothing but decodes take this bucket, several at once."""
+        return self._num_ahead > 1 and bucket.num_tokens == bucket.num_seqs
 
     def _pack(
         self, output: SchedulerOutput, layout: BatchLayout | None = None
@@ -319,6 +288,10 @@ class JaxModelRunner:
             return None
         return [time_s * pace for time_s in times_s]
 
+    def _choice_fact(self, layout: BatchLayout) -> str:
+        rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
+        return repr((layout.choice, rules))
+
     @property
     def _times_fact(self) -> str:
         return f"times of {self._builder.layouts!r}"
@@ -327,49 +300,52 @@ class JaxModelRunner:
         """Run a step without sequences; return the seconds that it took."""
         times_s = []
         for _ in range(2):  # the first run of a program has things to set up
-            packed = self._idle_step(layout)
+            packed = np.zeros(layout.size, np.int32)
+            # Only the reserved block and the spare row are written.
+            layout.views(packed)["rows"][:] = self._config.max_num_seqs
             start_s = time.perf_counter()
             rules = self._no_rules[layout.bucket.num_seqs]
             np.asarray(self._launch(layout, packed, rules).sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
-    def _idle_step(self, layout: BatchLayout) -> NDArray[np.int32]:
-        """Return a step that writes only the reserved block and the spare row."""
-        packed = np.zeros(layout.size, np.int32)
-        layout.views(packed)["rows"][:] = self._config.max_num_seqs
-        return packed
+    def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
+        last_token = self._state.last_token
+        kv_cache, forwarded, prompt_rows = self._forward[layout.bucket](
+            self._weights, self._state.kv_cache, last_token, packed
+        )
+        last_token, sampled, rows = self._choose[layout.bucket.num_seqs](
+            self._weights, last_token, forwarded, rules
+        )
+        self._state = DeviceState(kv_cache, last_token)
+        return StepResults(sampled, rows, prompt_rows)
 
-    def _launch(
-        self, layout: BatchLayout, packed: NDArray[np.int32], rules: RuleArrays
-    ) -> StepResults:
-        """Start a step, or several that are stacked."""
-        programs = self._programs if packed.ndim == 1 else self._programs_ahead
-        program = programs[layout.bucket]
-        results: StepResults
-        self._state, results = program(self._weights, self._state, packed, rules)
-        return results
+    def _launch_ahead(self, steps: Sequence[PackedStep]) -> Int[Array, "K S"]:
+        """Start several steps, none of which has rules; return their tokens."""
+        bucket = steps[0].layout.bucket
+        kv_cache, last_token, sampled = self._ahead[bucket](
+            self._weights,
+            self._state.kv_cache,
+            self._state.last_token,
+            np.stack([step.packed for step in steps]),
+            self._no_rules[bucket.num_seqs],
+        )
+        self._state = DeviceState(kv_cache, last_token)
+        tokens: Int[Array, "K S"] = sampled
+        tokens.copy_to_host_async()
+        return tokens
 
     def _rule_layout(self, num_seqs: int) -> RuleLayout:
         return RuleLayout(num_seqs, self._model.vocab_size, self._config.max_model_len)
 
 
 class _JaxStep:
-    """A launched step whose tokens are on their way to the host.
-
-    Args:
-        index: which one it is, if the results are of several steps.
-    """
+    """A launched step whose tokens are on their way to the host."""
 
     def __init__(
-        self,
-        results: StepResults,
-        step: PackedStep,
-        items: Sequence[ScheduledRequest],
-        index: int | None = None,
+        self, results: StepResults, step: PackedStep, items: Sequence[ScheduledRequest]
     ) -> None:
         self._results = results
-        self._index = index
         self._step = step
         self._items = items
         self.num_slots = step.layout.bucket.num_tokens
@@ -384,8 +360,7 @@ class _JaxStep:
         return bool(self._results.sampled.is_ready())  # type: ignore[attr-defined]
 
     def result(self) -> Sequence[int]:
-        sampled = np.asarray(self._results.sampled)
-        token_ids: list[int] = (sampled if self._index is None else sampled[self._index]).tolist()
+        token_ids: list[int] = np.asarray(self._results.sampled).tolist()
         return [token_ids[seq] for seq in self._step.sequences]
 
     def logprobs(self) -> Mapping[int, ItemLogprobs]:
@@ -405,3 +380,23 @@ class _JaxStep:
                 sampled_too = found[index].sampled if index in found else None
                 found[index] = ItemLogprobs(sampled_too, item.first_position + 1, prompt)
         return found
+
+
+class _StepOfMany:
+    """One of several launched steps whose tokens come to the host together."""
+
+    def __init__(self, sampled: Int[Array, "K S"], index: int, step: PackedStep) -> None:
+        self._sampled = sampled
+        self._index = index
+        self._step = step
+        self.num_slots = step.layout.bucket.num_tokens
+
+    def is_done(self) -> bool:
+        return bool(self._sampled.is_ready())  # type: ignore[attr-defined]
+
+    def result(self) -> Sequence[int]:
+        token_ids: list[int] = np.asarray(self._sampled)[self._index].tolist()
+        return [token_ids[seq] for seq in self._step.sequences]
+
+    def logprobs(self) -> Mapping[int, ItemLogprobs]:
+        return {}

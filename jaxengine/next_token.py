@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxengine.batch import ScheduledBatch
+from jaxengine.batch_layout import ChoiceBatch
 from jaxengine.logit_rules import apply_rules
 from jaxengine.logprobs import NUM_FIELDS, likeliest, with_tokens
 from jaxengine.rule_arrays import RuleArrays
@@ -24,7 +24,7 @@ __all__ = ["next_tokens"]
 
 def next_tokens(
     logits_SV: Float[Array, "S V"],
-    batch: ScheduledBatch,
+    batch: ChoiceBatch,
     arrays: RuleArrays,
     pending_S: Int[Array, "S"],
     *,
@@ -34,7 +34,7 @@ def next_tokens(
 
     Args:
         logits_SV: the model's.
-        batch: the step.
+        batch: how they are chosen.
         arrays: rules of the sequences.
         pending_S: the last token of each sequence that the host does not know; -1 if it does.
         compute_logits: returns `logits_SV` once more.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxengine.batch import SamplingBatch
+from jaxengine.batch_layout import SamplingBatch
 from jaxengine.models.layers import project, row_sum
 
 __all__ = ["NUM_CANDIDATES", "REMOVED", "sample", "suppress"]

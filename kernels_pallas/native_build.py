@@ -14,7 +14,9 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,9 +53,10 @@ WRONG_ANSWER = 86
 
 # The rules of the products are in the source; no optimization may join what it keeps apart.
 FLAGS = (
-    *("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fPIC", "-shared"),
+    *("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fPIC"),
     *("-fvisibility=hidden", "-pthread", "-w"),
 )
+LINK_FLAGS = ("-shared", "-pthread")
 
 COMPILE_TIMEOUT_S = 180.0
 VERSION_TIMEOUT_S = 10.0
@@ -76,11 +79,13 @@ class Recipe:
     """How a library is made.
 
     Attributes:
-        command: the compiler and its options, without the output.
+        compiler: with its own options.
+        options: ours, for each source.
         library: where the result belongs, whether it is there or not.
     """
 
-    command: tuple[str, ...]
+    compiler: tuple[str, ...]
+    options: tuple[str, ...]
     library: Path
 
 
@@ -94,21 +99,15 @@ def make_recipe(folder: Path, *, defines: Sequence[str] = ()) -> Recipe:
     Raises:
         BuildError: there is no compiler, or no jaxlib to compile for.
     """
-    compiler = _find_compiler()
+    compiler = tuple(_find_compiler())
     spec = find_spec("jaxlib")
     if spec is None or not spec.submodule_search_locations:
         raise BuildError("jaxlib is not installed", lasting=False)
     headers = Path(spec.submodule_search_locations[0]) / "include"
-    command = (
-        *compiler,
-        *FLAGS,
-        *(f"-D{name}" for name in defines),
-        *("-isystem", str(headers)),
-        *(str(SOURCE_DIR / name) for name in MAIN_SOURCES),
-    )
+    options = (*FLAGS, *(f"-D{name}" for name in defines), "-isystem", str(headers))
     parts = [
         *(path.read_bytes() for path in sorted(SOURCE_DIR.iterdir()) if path.is_file()),
-        "\0".join((*compiler, *FLAGS, *defines)).encode(),
+        "\0".join((*compiler, *FLAGS, *LINK_FLAGS, *defines)).encode(),
         run_limited([*compiler, "--version"], timeout_s=VERSION_TIMEOUT_S).encode(),
         version("jaxlib").encode(),
         _processor().encode(),
@@ -116,11 +115,13 @@ def make_recipe(folder: Path, *, defines: Sequence[str] = ()) -> Recipe:
     key = hashlib.sha256()
     for part in parts:
         key.update(hashlib.sha256(part).digest())
-    return Recipe(command, folder / f"native-{key.hexdigest()[:24]}.so")
+    return Recipe(compiler, options, folder / f"native-{key.hexdigest()[:24]}.so")
 
 
 def build_library(recipe: Recipe, *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-    """Compile the library unless it is there. Others may do the same at the same time.
+    """Compile the library unless it is there, all its sources at once.
+
+    Others may do the same at the same time.
 
     Raises:
         BuildError: it cannot be compiled or kept.
@@ -133,7 +134,15 @@ def build_library(recipe: Recipe, *, timeout_s: float = COMPILE_TIMEOUT_S) -> No
         # The compiler's own files go there too: a container may have no other folder to write to.
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
             made = Path(folder, library.name)
-            run_limited([*recipe.command, "-o", str(made)], timeout_s=timeout_s, TMPDIR=folder)
+            objects = [str(Path(folder, name).with_suffix(".o")) for name in MAIN_SOURCES]
+            run = partial(run_limited, timeout_s=timeout_s, TMPDIR=folder)
+            compilations = [
+                [*recipe.compiler, *recipe.options, "-c", str(SOURCE_DIR / name), "-o", object_file]
+                for name, object_file in zip(MAIN_SOURCES, objects, strict=True)
+            ]
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(run, compilations))
+            run([*recipe.compiler, *LINK_FLAGS, *objects, "-o", str(made)])
             made.replace(library)
     except OSError as error:
         reason = f"cannot write to {library.parent}: {error.strerror}"

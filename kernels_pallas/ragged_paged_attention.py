@@ -11,13 +11,12 @@ K kv heads, H head dim.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Protocol
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from kernels_pallas import mosaic_gpu, native, reference, triton
+from kernels_pallas import native, reference
 from kernels_pallas.kv_cache import AttentionKernel, KVCache, KVCacheDtype
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -67,12 +66,21 @@ class _Implementation(Protocol):
     ) -> Float[Array, "T N H"]: ...
 
 
-_IMPLEMENTATIONS: Mapping[AttentionKernel, _Implementation] = {
-    "reference": reference,
-    "native": native,
-    "triton": triton,
-    "mosaic_gpu": mosaic_gpu,
-}
+def _implementation(kernel: AttentionKernel) -> _Implementation:
+    """Return a kernel's module. What those for GPUs import takes half a second: only where used."""
+    match kernel:
+        case "reference":
+            return reference
+        case "native":
+            return native
+        case "triton":
+            from kernels_pallas import triton
+
+            return triton
+        case "mosaic_gpu":
+            from kernels_pallas import mosaic_gpu
+
+            return mosaic_gpu
 
 
 def new_kv_cache(
@@ -93,7 +101,7 @@ def new_kv_cache(
     Raises:
         ValueError: a block size or a dtype that the kernel does not have.
     """
-    return _IMPLEMENTATIONS[kernel].new_kv_cache(
+    return _implementation(kernel).new_kv_cache(
         num_layers=num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -122,7 +130,7 @@ def write_kv(
     """
     if k_TKH.shape != v_TKH.shape:
         raise ValueError(f"k has shape {k_TKH.shape} but v has {v_TKH.shape}")
-    return _IMPLEMENTATIONS[kv_cache.kernel].write_kv(
+    return _implementation(kv_cache.kernel).write_kv(
         kv_cache, k_TKH, v_TKH, slot_mapping_T, first_block=first_block
     )
 
@@ -195,7 +203,7 @@ def ragged_paged_attention(
     if soft_cap is not None and not 0 < soft_cap < math.inf:
         raise ValueError(f"soft_cap {soft_cap} must be a positive number")
     batch.splits(sliding_window)  # is there such a plan, whoever needs it?
-    return _IMPLEMENTATIONS[kv_cache.kernel].ragged_paged_attention(
+    return _implementation(kv_cache.kernel).ragged_paged_attention(
         q_TNH,
         kv_cache,
         batch,

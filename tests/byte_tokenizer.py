@@ -68,7 +68,9 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
             return bytes([token_id])
-        return b"" if token_id < FIRST_WORD else self._words[token_id - FIRST_WORD]
+        # As in the real one: an embedding may have rows that are no token.
+        index = token_id - FIRST_WORD
+        return self._words[index] if 0 <= index < len(self._words) else b""
 
     def is_special(self, token_id: int) -> bool:
         return token_id in SPECIAL_TEXTS

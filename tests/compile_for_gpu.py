@@ -23,21 +23,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from gpu_target import compile_for, layer_step
-from jaxengine.batch import BatchLayout
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import new_device_state
-from jaxengine.model_runner import make_step, make_steps
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
+from jaxengine.step_programs import make_forward, make_steps
 from kernels_pallas import mosaic_gpu, triton, tuning
 from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 
 # Where `make gpu-tools` puts the plugin and NVIDIA's assembler.
-TOOLS = Path(__file__).parents[1] / ".gpu-tools"
+TOOLS = Path(sys.prefix) / "gpu-tools"
 
 CUSTOM_CALL = r'custom_call_target="(?:__gpu\$xla.gpu.triton|mosaic_gpu_v2)"'
 
@@ -54,6 +54,9 @@ LLAMA_8B = ModelConfig(
     rms_norm_eps=1e-5,
     rope_theta=500000.0,
 )
+
+# Tokens that the windowed layers of Mistral 7B and Gemma 2 see.
+WINDOW = 4096
 
 DTYPES: dict[str, tuple[KVCacheDtype, ...]] = {
     "triton": ("bfloat16", "float16", "fp8_e4m3", "int8"),
@@ -78,7 +81,7 @@ def run_with_tools(dump: Path, *arguments: str) -> list[dict[str, Any]]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TOOLS), str(root), str(root / "tests")]),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": flags + " --xla_dump_hlo_module_re=jit_step",
+        "XLA_FLAGS": flags + " --xla_dump_hlo_module_re=jit_(forward|steps)",
         "CUDA_ROOT": str(cuda),
         "MOSAIC_GPU_DUMP_TO": str(dump),
         "MOSAIC_GPU_DUMP_PTXAS": "1",
@@ -111,12 +114,15 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
                 kernel=kernel,
             )
         )
-        _, (q, _, batch, _) = layer_step(cache, num_tokens=128)
-        # Pairs of which each entry is in one; other dtypes than bfloat16 take what is in use.
+        _, (q, _, batch, _) = layer_step(cache, num_tokens=128, sliding_window=WINDOW)
+        # Pairs of which each entry is in one; other dtypes than bfloat16 take what is in use. That
+        # also with all that may become of a score.
         pairs = list(
             itertools.zip_longest(candidates("decode", head_dim), candidates("prefill", head_dim))
         )
-        for decode, prefill in pairs if dtype == "bfloat16" else pairs[:1]:
+        scores = {"sliding_window": WINDOW, "soft_cap": 50.0}
+        plain = [(*pair, {}) for pair in (pairs if dtype == "bfloat16" else pairs[:1])]
+        for decode, prefill, options in [*plain, (*pairs[0], scores)]:
             attend = partial(
                 module.attend,
                 first_block=jnp.int32(0),
@@ -124,13 +130,14 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
                 scale=0.1,
                 decode=decode or pairs[0][0],
                 prefill=prefill,
+                **options,
             )
             compile_for(gpu, attend, q, cache, batch)
-            yield {"dtype": dtype, "decode": str(decode), "prefill": str(prefill)}
+            yield {"dtype": dtype, "decode": str(decode), "prefill": str(prefill), **options}
 
 
 def compile_step(kernel: str, kind: str) -> dict[str, Any]:
-    """Compile a step of 64 decodes in all 32 layers; four of them, or one of 512 tokens, in 8."""
+    """Compile a step of 64 decodes in all 32 layers; or in 8 four of them, or one of 512 tokens."""
     model = LLAMA_8B if kind == "decode" else replace(LLAMA_8B, num_layers=8)
     config = EngineConfig(
         dtype="bfloat16",
@@ -147,17 +154,15 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
     graph, weights = nnx.split(decoder)
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
-    rules = jax.eval_shape(
-        RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len).resident
-    )
+    if kind == "decodes":
+        rules = RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len)
+        step: Any = make_steps(graph, tree, layout)
+        rest = [jax.ShapeDtypeStruct((4, layout.size), jnp.int32), jax.eval_shape(rules.resident)]
+    else:
+        step = make_forward(graph, tree, layout)
+        rest = [jax.ShapeDtypeStruct((layout.size,), jnp.int32)]
     compiled = compile_for(
-        "h200",
-        (make_steps if kind == "decodes" else make_step)(graph, tree, layout),
-        leaves,
-        state,
-        jax.ShapeDtypeStruct((4, layout.size) if kind == "decodes" else (layout.size,), jnp.int32),
-        rules,
-        donate=(1,),
+        "h200", step, leaves, state.kv_cache, state.last_token, *rest, donate=(1,)
     )
     memory = compiled.memory_analysis()
     cache = state.kv_cache.data

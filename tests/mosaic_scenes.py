@@ -21,6 +21,10 @@ from kernels_pallas.tuning import MosaicConfig, Phase, mosaic_config
 # Every simulated program costs a tenth of a second: few, each of which takes several splits.
 NUM_PROGRAMS = 3
 
+# Threads of XLA's pool, which takes this for the number of processors. Simulated threads wait for
+# each other inside of it: with one for each of two processors, every other run waited for ever.
+NUM_THREADS = "16"
+
 # A kernel that waits for what never comes would wait for ever.
 TIMEOUT_S = 150
 
@@ -47,7 +51,7 @@ def interpret(name: str) -> subprocess.CompletedProcess[str]:
     """Run a scene in a process of its own."""
     return subprocess.run(
         [sys.executable, __file__, name],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "NPROC": NUM_THREADS},
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

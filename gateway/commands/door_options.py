@@ -24,6 +24,8 @@ class DoorOptions(TypedDict):
     max_body_bytes: int
     max_connections: int
     max_websockets: int
+    websocket_idle_timeout: float
+    websocket_max_age: float
     header_timeout: float
     body_timeout: float
     send_timeout: float
@@ -80,6 +82,18 @@ DOOR = (
         default=1024,
         type=click.IntRange(1),
         help="Websockets at a time, likewise.",
+    ),
+    click.option(
+        "--websocket-idle-timeout",
+        default=3600.0,
+        type=PositiveNumber(),
+        help="Seconds after which a websocket on which nothing runs is closed.",
+    ),
+    click.option(
+        "--websocket-max-age",
+        default=86_400.0,
+        type=PositiveNumber(),
+        help="Seconds after which one takes nothing new; it is closed once nothing runs.",
     ),
     click.option(
         "--header-timeout",

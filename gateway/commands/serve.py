@@ -221,6 +221,8 @@ def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
             max_body_bytes=options["max_body_bytes"],
             max_connections=options["max_connections"],
             ws_max_connections=options["max_websockets"],
+            ws_idle_timeout_s=options["websocket_idle_timeout"],
+            ws_max_age_s=options["websocket_max_age"],
             header_timeout_s=options["header_timeout"],
             body_read_timeout_s=options["body_timeout"],
             send_timeout_s=options["send_timeout"],

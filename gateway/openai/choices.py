@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from gateway.generation import PreparedGeneration, TextDelta, TextGenerator, TextStream
 
@@ -30,6 +30,28 @@ async def merged_deltas(
     None is yielded whenever nothing came for `idle_s`. A stream is read again only after its
     delta was taken, so while the caller is busy its news merge.
     """
+    if len(streams) > 1:
+        async with aclosing(_deltas_of_many(streams, idle_s)) as deltas:
+            async for item in deltas:
+                yield item
+        return
+    # Nearly every request has one stream, and needs no task for each token of it.
+    [stream] = streams
+    while True:
+        try:
+            async with asyncio.timeout(idle_s):
+                delta = await anext(stream)
+        except TimeoutError:
+            yield None
+            continue
+        yield 0, delta
+        if delta.finish is not None:
+            return
+
+
+async def _deltas_of_many(
+    streams: Sequence[TextStream], idle_s: float | None
+) -> AsyncGenerator[tuple[int, TextDelta] | None]:
     waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
     try:
         while waiting:

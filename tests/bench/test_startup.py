@@ -39,6 +39,7 @@ def test_the_medians_are_printed_and_all_times_written(
     ) -> Iterator[ServerProcess]:
         commands.append(command)
         folders.append(environment["JAX_COMPILATION_CACHE_DIR"])
+        assert environment["PYTHONDONTWRITEBYTECODE"] == ""
         yield ServerProcess("http://x", 0.5, next(ready_s), 1)
 
     monkeypatch.setattr(startup_module, "running_server", running)

@@ -1,12 +1,16 @@
 import asyncio
+import dataclasses
 
 import pytest
 from aiohttp import WSMsgType, web
 
+from fakes import FakeEngine
 from gateway.app_keys import CONFIG, METRICS
 from gateway.config import GatewayConfig
 from gateway.connections import (
+    AGE_REASON,
     DRAINING,
+    IDLE_REASON,
     STREAM_CONNECTIONS,
     MessageRate,
     begin_drain,
@@ -16,6 +20,7 @@ from gateway.connections import (
 )
 from gateway.errors import Unavailable
 from gateway.metrics import Metrics
+from stream_app import serve_streams, start, until
 
 
 class FakeConnection:
@@ -25,6 +30,11 @@ class FakeConnection:
         self.is_polite = is_polite
         self.heard: list[str] = []
         self.ended = asyncio.Event()
+
+    is_busy = False
+
+    def retire(self, reason: str) -> None:
+        self.heard.append(f"retire: {reason}")
 
     async def run(self) -> None:
         await self.ended.wait()
@@ -103,6 +113,67 @@ async def test_a_drain_is_told_to_all_and_to_those_that_come_later(app):
     assert early.heard == late.heard == ["drain: the server is shutting down"]
     await close_all(app, "bye")
     await asyncio.gather(*serving)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"ws_idle_timeout_s": 0.02}, IDLE_REASON), ({"ws_max_age_s": 0.02}, AGE_REASON)],
+)
+async def test_what_is_idle_or_old_is_retired(app, limits, reason):
+    app[CONFIG] = dataclasses.replace(app[CONFIG], **limits)
+    connection = FakeConnection()
+    serving = asyncio.create_task(serve_connection(app, connection))
+    await until(lambda: connection.heard)
+    assert connection.heard == [f"retire: {reason}"]
+    connection.ended.set()
+    await serving
+
+
+async def test_what_is_busy_is_not_idle_but_grows_old(app):
+    app[CONFIG] = dataclasses.replace(app[CONFIG], ws_idle_timeout_s=0.01, ws_max_age_s=0.05)
+    connection = FakeConnection()
+    connection.is_busy = True
+    serving = asyncio.create_task(serve_connection(app, connection))
+    await until(lambda: connection.heard)
+    assert connection.heard == [f"retire: {AGE_REASON}"]
+    connection.ended.set()
+    await serving
+
+
+@pytest.mark.parametrize(
+    ("path", "protocols", "code"),
+    [
+        ("/v1/stream", ["headrace.v1.json"], 1001),
+        ("/v1/responses", [], 1012),
+        ("/v1/steps/stream", [], 1012),
+    ],
+)
+async def test_a_websocket_on_which_nothing_runs_is_closed(start_gateway, path, protocols, code):
+    gateway = await start_gateway(ws_idle_timeout_s=0.02, ws_max_age_s=0.1)
+    async with gateway.session.ws_connect(path, protocols=protocols) as ws:
+        told = [message.data async for message in ws if "goaway" in message.data]
+        assert ws.close_code == code
+    assert len(told) == (path != "/v1/responses")
+    assert await gateway.get("/health") == (200, {"status": "ok"})
+
+
+async def test_an_old_connection_lets_its_streams_finish_and_takes_no_others():
+    engine = FakeEngine()
+    engine.hold()
+    async with (
+        serve_streams(engine, ws_max_age_s=0.02) as gateway,
+        gateway.connect() as stream,
+    ):
+        await stream.send(start("a"))
+        assert (await stream.receive())["type"] == "accepted"
+        goaway = await stream.receive()
+        assert (goaway["type"], goaway["retry_after_s"]) == ("goaway", 0.0)
+        await stream.send(start("b"))
+        refusal = await stream.receive()
+        assert (refusal["id"], refusal["error"]["code"]) == ("b", "shutting_down")
+        engine.release()
+        assert (await stream.answer("a"))[0] == "defg"
+        assert await stream.receive_close() == 1001
 
 
 @pytest.mark.parametrize(

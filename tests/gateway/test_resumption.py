@@ -105,8 +105,8 @@ async def test_what_waits_and_what_it_holds_are_metrics():
             await cut_and_wait(gateway, stream)
         rendered = gateway.app[METRICS].render()[0]
         assert name + b" 1.0" in rendered
-        # One letter, and 16 bytes for the place where the delta ends.
-        assert f'headrace_resume_bytes{{model_name="{MODEL}"}} 17.0'.encode() in rendered
+        # One letter, and 24 bytes for where the delta ends: in text, ids, log-probabilities.
+        assert f'headrace_resume_bytes{{model_name="{MODEL}"}} 25.0'.encode() in rendered
         engine.release()
 
 

@@ -33,7 +33,8 @@ async def test_headers_keep_proxies_from_buffering(gateway):
         assert response.headers["X-Accel-Buffering"] == "no"
 
 
-async def test_a_client_that_does_not_read_is_cut_after_the_deadline(aiohttp_server):
+@pytest.mark.parametrize("size", [100, 65536])
+async def test_a_client_that_does_not_read_is_cut_after_the_deadline(aiohttp_server, size):
     outcome = asyncio.get_running_loop().create_future()
 
     async def handler(request):
@@ -42,8 +43,8 @@ async def test_a_client_that_does_not_read_is_cut_after_the_deadline(aiohttp_ser
         sent = 0
         try:
             while True:
-                await events.send([b"x" * 65536])
-                sent += 65536
+                await events.send([b"x" * size])
+                sent += size
         except SlowReaderError:
             outcome.set_result(sent)
         return events.response

@@ -83,3 +83,7 @@ def test_too_many_bad_words_are_refused_before_one_is_tokenized(words):
     with pytest.raises(InvalidRequest, match="at most 256 words of 8192 characters") as caught:
         with_wishes(PARAMS, TokenWishes(bad_words=words), NoTokenizer(), vocab_size=259)
     assert caught.value.param == "bad_words"
+
+
+def test_a_row_of_the_embedding_that_is_no_token_is_named_by_its_id():
+    assert token_name(byte_tokenizer(), 100_000) == "token_id:100000"

@@ -103,6 +103,41 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
         "tie_word_embeddings": True,
     },
+    # Windows shorter than the prompts.
+    "mistral_window": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "sliding_window": 8,
+        "tie_word_embeddings": False,
+    },
+    "qwen2_window": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    # Caps that scores and logits reach; tied embeddings, which the config does not mention.
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "num_hidden_layers": 3,
+        "head_dim": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 8.0,
+    },
     "qwen3": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -114,6 +149,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+# Their scores are capped by no other implementation of attention in transformers.
+EAGER_FAMILIES = ("gemma2",)
 GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
 
 
@@ -257,7 +294,10 @@ def make_family(name: str) -> None:
     write_json(directory / "config.json", COMMON | FAMILIES[name])
     write_tokenizer(directory)
     config = AutoConfig.from_pretrained(directory)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    options = {"dtype": torch.float32}
+    if name in EAGER_FAMILIES:
+        options["attn_implementation"] = "eager"
+    model = AutoModelForCausalLM.from_config(config, **options).eval()
     prompts = [prompt_ids(text) for text in PROMPTS]
     for seed in range(MAX_SEEDS):
         randomise(model, seed)
@@ -278,7 +318,7 @@ def make_family(name: str) -> None:
     save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
 
     # The truth comes from the files as written, read the way a user would read them.
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, **options).eval()
     arrays: dict[str, np.ndarray] = {}
     for index, (ids, expected) in enumerate(zip(prompts, runs, strict=True)):
         logits, tokens, margins = greedy(model, ids)

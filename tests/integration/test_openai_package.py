@@ -150,6 +150,45 @@ async def test_a_deadline_that_has_passed_is_not_tried_again(gateway, client):
     assert len(gateway.engine.requests) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_room_it_tries_again_after_the_time_that_we_say(
+    gateway, client, stream, monkeypatch
+):
+    slept_s = []
+
+    async def sleep(seconds):
+        slept_s.append(seconds)
+        if len(slept_s) == 2:  # there is room now
+            gateway.engine._refusal = None
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    gateway.engine.refuse("queued_requests", retry_after_s=6.2)
+    chat = client.with_options(max_retries=2).chat.completions
+    answer = await chat.create(model="tiny", messages=[USER], max_tokens=5, stream=stream)
+    if stream:
+        texts = [chunk.choices[0].delta.content or "" async for chunk in answer]
+        assert "".join(texts) == ANSWER
+    else:
+        assert answer.choices[0].message.content == ANSWER
+    assert slept_s == [7.0, 7.0]  # Retry-After has whole seconds
+
+
+async def test_while_we_stop_it_tries_again_and_then_says_so(start_gateway, client_of, monkeypatch):
+    slept_s = []
+
+    async def sleep(seconds):
+        slept_s.append(seconds)
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    gateway = await start_gateway()
+    gateway.engine.is_ready = False
+    client = client_of(gateway).with_options(max_retries=2)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.completions.create(model="tiny", prompt="a")
+    assert (caught.value.status_code, caught.value.code) == (503, "not_ready")
+    assert slept_s == [5.0, 5.0]
+
+
 async def test_a_failure_in_mid_stream_is_raised(gateway, client):
     gateway.engine.hold()
     stream = await client.completions.create(model="tiny", prompt="a", stream=True)

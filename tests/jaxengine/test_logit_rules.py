@@ -6,7 +6,7 @@ import pytest
 
 from compile_cache import use_compile_cache
 from jaxengine import logit_rules
-from jaxengine.batch import RulesBatch
+from jaxengine.batch_layout import RulesBatch
 from jaxengine.logit_rules import apply_rules
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.sampling import REMOVED

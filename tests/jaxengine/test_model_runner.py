@@ -1,24 +1,16 @@
-import math
-import re
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from attention_kernels import can_project, ready_kernel
-from attention_scene import KV_CACHE_DTYPES
 from compile_cache import without_compile_cache
 from engine_builder import (
     ENGINE_CONFIG,
-    packed_decoder,
     random_decoder,
     warm_random_runner,
     warm_runner,
 )
-from jaxengine.batch import BatchLayout
-from jaxengine.buckets import Bucket
-from jaxengine.kv_cache import kv_block_bytes, new_device_state
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
@@ -104,9 +96,8 @@ def test_the_arrays_that_steps_without_rules_share_are_counted_as_memory(warm):
     rows = {bucket.num_seqs for bucket in warm.runner.buckets}
     # A bit for each of 300 tokens in words of 32, 300 biases of two numbers, 256 positions.
     arrays = sum(rows) * 4 * (10 + 2 * 300 + 256)
-    largest = max(
-        program.memory_analysis().temp_size_in_bytes for program in warm.runner._programs.values()
-    )
+    programs = (*warm.runner._forward.values(), *warm.runner._choose.values())
+    largest = max(program.memory_analysis().temp_size_in_bytes for program in programs)
     assert warm.runner.workspace_bytes == largest + arrays
 
 
@@ -123,12 +114,13 @@ def test_a_second_start_compiles_nothing_and_answers_the_same(tmp_path, monkeypa
     with without_compile_cache():
         first = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
         first.warm_up()
-        expected = first.execute(step).result()
+        expected = first.execute([step])[0].result()
         first.close()
         monkeypatch.setattr(JaxModelRunner, "lower", None)
+        monkeypatch.setattr(JaxModelRunner, "lower_choice", None)
         second = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
         second.warm_up()
-        assert second.execute(step).result() == expected
+        assert second.execute([step])[0].result() == expected
         second.close()
 
 
@@ -136,7 +128,7 @@ def test_times_of_an_earlier_start_are_taken_at_todays_pace(tmp_path, monkeypatc
     decoder, model = random_decoder("float32")
     config = replace(ENGINE_CONFIG, max_num_seqs=8, max_num_batched_tokens=64, token_buckets=(64,))
     timed = []
-    monkeypatch.setattr(JaxModelRunner, "_program", lambda self, layout: None)
+    monkeypatch.setattr(JaxModelRunner, "_program", lambda self, fact, lower, layout: None)
 
     def times_s(slowness):
         def time_one(self, layout):
@@ -170,7 +162,8 @@ def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
         decoder, model, config, progress=lambda done, total: seen.append((done, total))
     )
     try:
-        assert seen == [(1, 2), (2, 2)]
+        # Two buckets, and the choice of tokens for their eight sequences.
+        assert seen == [(1, 3), (2, 3), (3, 3)]
         assert warm.runner.buckets == [(8, 8, True), (64, 8, False)]
         assert warm.runner.compiles_after_ready == 0
         for count in (1, 2, 8, 33, 64):
@@ -180,61 +173,3 @@ def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
         assert warm.runner.compiles_after_ready >= 1
     finally:
         warm.runner.close()
-
-
-@pytest.mark.parametrize(
-    ("kv_cache_dtype", "bucket"),
-    [
-        ("bfloat16", Bucket(16, 16, True)),
-        *((dtype, Bucket(64, 16, False)) for dtype in KV_CACHE_DTYPES),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kernel", ["reference", "auto"])
-def test_the_cache_is_updated_in_place_and_never_copied(kv_cache_dtype, bucket, kernel):
-    check_in_place(*random_decoder("bfloat16"), kv_cache_dtype, bucket, ready_kernel(kernel))
-
-
-@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
-def test_nor_is_it_in_a_loop_over_the_layers_nor_are_their_weights(kv_cache_dtype):
-    if not can_project():
-        pytest.skip("no compiler here, or no instructions for bfloat16")
-    decoder, model = packed_decoder()
-    compiled = check_in_place(decoder, model, kv_cache_dtype, Bucket(64, 16, False), "native")
-    weights = decoder.stack.mlp.down_proj.weight[...]
-    shape = re.escape(",".join(map(str, weights.shape)))
-    made = set(re.findall(rf"= bf16\[{shape}\]\S* ([\w-]+)\(", compiled.as_text()))
-    assert made == {"parameter", "get-tuple-element"}
-
-
-def check_in_place(decoder, model, kv_cache_dtype, bucket, kernel):
-    """Compile a step and look at all that it makes; return the program."""
-    # Large enough to tell a copy from everything else in the step.
-    config = replace(
-        ENGINE_CONFIG,
-        num_blocks=2000,
-        dtype="bfloat16",
-        kv_cache_dtype=kv_cache_dtype,
-        attention_kernel=kernel,
-    )
-    runner = JaxModelRunner(decoder, model, config)
-    layout = BatchLayout(bucket, config.max_blocks_per_seq, len(model.eos_token_ids))
-    compiled = runner.lower(layout).compile()
-    state = jax.eval_shape(lambda: new_device_state(model, config))
-    sizes = {array.size for array in jax.tree.leaves(state.kv_cache)}
-    num_elements = max(sizes)
-    memory = compiled.memory_analysis()
-    block_bytes = kv_block_bytes(model, block_size=16, dtype=kv_cache_dtype, kernel=kernel)
-    assert memory.alias_size_in_bytes >= 2000 * block_bytes
-    assert memory.temp_size_in_bytes < num_elements / 4
-    whole = [
-        operation
-        for shape, operation in re.findall(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(", compiled.as_text())
-        if (size := math.prod(map(int, shape.split(",")))) >= num_elements or size in sizes
-    ]
-    # A foreign function that writes data and scales returns both at once.
-    writes = {"scatter", "custom-call", "get-tuple-element"}
-    assert writes & set(whole), "the pattern no longer finds the cache"
-    copies = {"copy", "copy-start", "convert", "bitcast-convert", "transpose", "pad"}
-    assert not copies & set(whole)
-    return compiled

@@ -9,14 +9,14 @@ from flax import nnx
 
 from compile_for_gpu import TOOLS, run_with_tools
 from gpu_target import lower_for
-from jaxengine.batch import BatchLayout
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import buckets_for
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import new_device_state
-from jaxengine.model_runner import make_step
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
+from jaxengine.step_programs import make_steps
 
 ONE_LAYER = ModelConfig(
     family="qwen3",
@@ -49,10 +49,11 @@ def test_the_step_of_every_bucket_lowers_for_a_gpu(kernel):
         rules = RuleLayout(bucket.num_seqs, ONE_LAYER.vocab_size, config.max_model_len)
         program = lower_for(
             "h200",
-            make_step(graph, tree, layout),
+            make_steps(graph, tree, layout),
             leaves,
-            state,
-            jax.ShapeDtypeStruct((layout.size,), jnp.int32),
+            state.kv_cache,
+            state.last_token,
+            jax.ShapeDtypeStruct((1, layout.size), jnp.int32),
             jax.eval_shape(rules.resident),
         )
         assert ("mosaic_gpu" in program) == (kernel == "mosaic_gpu"), bucket

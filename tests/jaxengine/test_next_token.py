@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from compile_cache import use_compile_cache
-from jaxengine.batch import BatchLayout
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.logprobs import read_logprobs
 from jaxengine.next_token import next_tokens
@@ -26,7 +26,7 @@ def compile_cache():
 
 @jax.jit
 def run(logits, packed, arrays, pending):
-    batch = LAYOUT.unpack(packed)
+    batch = LAYOUT.choice.unpack(packed[-LAYOUT.choice.size :])
     return next_tokens(logits, batch, arrays, pending, compute_logits=lambda: logits + 0)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from compile_cache import use_compile_cache
-from jaxengine.batch import SamplingBatch
+from jaxengine.batch_layout import SamplingBatch
 from jaxengine.sampling import NUM_CANDIDATES, sample, suppress
 
 NUM_SEQS = 256  # rows of one call; the same distribution at as many positions

@@ -237,7 +237,7 @@ except jax.errors.JaxRuntimeError as error:
 def test_without_memory_a_step_fails_and_the_process_lives(tmp_path):
     source, library = tmp_path / "no_pages.cc", tmp_path / "no_pages.so"
     source.write_text(NO_PAGES)
-    compiler = make_recipe(tmp_path).command[0]
+    compiler = make_recipe(tmp_path).compiler[0]
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=170)
     told = run_in_a_process(OUT_OF_MEMORY, LD_PRELOAD=str(library))
     assert "there is no memory for attention" in told

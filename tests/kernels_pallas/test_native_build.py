@@ -16,12 +16,14 @@ from kernels_pallas.native_build import (
     run_limited,
 )
 
-# Writes its arguments into what it makes. The output's name comes last.
+# Writes its arguments into what it makes, and what it was given of that. The output's name comes
+# last.
 COMPILES = """#!/bin/sh
 if [ "$1" = --version ]; then echo "compiler 1.0"; exit; fi
 for last; do :; done
 echo "$@" > "$last"
-echo "$TMPDIR" >> "$last"
+for made; do case "$made" in "$last");; *.o) cat "$made" >> "$last";; esac; done
+echo "$TMPDIR" > "$(dirname "$0")/temporary"
 """
 
 
@@ -48,15 +50,20 @@ def test_a_library_is_compiled_from_our_source_for_this_machine(compiler, tmp_pa
     recipe = make_recipe(tmp_path / "new" / "kernels")
     assert not recipe.library.exists()
     build_library(recipe)
-    *command, temporary = recipe.library.read_text().split()
-    assert recipe.command[0] == str(path)
-    sources = [Path(word).name for word in command if word.endswith(".cc")]
+    link, *compilations = [line.split() for line in recipe.library.read_text().splitlines()]
+    assert recipe.compiler == (str(path),)
+    assert "-shared" in link
+    sources = [Path(word).name for line in compilations for word in line if word.endswith(".cc")]
     assert sources == [path.name for path in sorted(native_build.SOURCE_DIR.glob("*.cc"))]
-    assert {"-march=native", "-ffp-contract=off", "-shared"} <= set(command)
-    assert (Path(command[command.index("-isystem") + 1]) / "xla/ffi/api/ffi.h").is_file()
+    temporary = (tmp_path / "temporary").read_text().strip()
+    for command in compilations:
+        assert {"-march=native", "-ffp-contract=off", "-c"} <= set(command)
+        assert (Path(command[command.index("-isystem") + 1]) / "xla/ffi/api/ffi.h").is_file()
+        assert command[-1] in link
+        assert Path(command[-1]).parent == Path(temporary)
     # The compiler wrote there and nowhere else, and nothing of it is left.
     assert Path(temporary).parent == recipe.library.parent
-    assert command[-1] == f"{temporary}/{recipe.library.name}"
+    assert link[-1] == f"{temporary}/{recipe.library.name}"
     assert leftovers(recipe.library.parent) == [recipe.library.name]
 
 
@@ -118,7 +125,8 @@ def test_without_jaxlib_there_is_nothing_to_compile_for(compiler, tmp_path, monk
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(compiler, tmp_path):
     compiler(
         COMPILES.replace(
-            'echo "$@" > "$last"\n', "echo 'a.h: note: x' >&2; echo 'a.cc:1: error: no' >&2; exit 1"
+            'echo "$@" > "$last"\n',
+            "echo 'a.h: note: x' >&2; echo 'a.cc:1: error: no' >&2; exit 1\n",
         )
     )
     recipe = make_recipe(tmp_path / "kernels")
@@ -149,7 +157,8 @@ def test_a_folder_that_cannot_be_written_is_named(compiler, tmp_path):
 def test_two_builds_at_once_do_not_meet(compiler, tmp_path):
     """Each compiler waits until both have begun; the library is whole whoever ends last."""
     os.mkfifo(tmp_path / "gate")
-    compiler(COMPILES.replace('echo "$@"', f'echo started > {tmp_path}/gate; echo "$@"'))
+    gated = 'case "$*" in *-shared*) echo started > GATE;; esac; echo "$@"'
+    compiler(COMPILES.replace('echo "$@"', gated.replace("GATE", str(tmp_path / "gate"))))
     recipe = make_recipe(tmp_path / "kernels")
     errors = []
 
@@ -169,7 +178,7 @@ def test_two_builds_at_once_do_not_meet(compiler, tmp_path):
     for builder in builders:
         builder.join()
     assert errors == []
-    assert recipe.library.read_text().split()[0] == recipe.command[1]
+    assert recipe.library.read_text().startswith("-shared")
     assert leftovers(recipe.library.parent) == [recipe.library.name]
 
 

@@ -22,6 +22,7 @@ from gateway.callers import Caller, caller_of
 from gateway.config import GatewayConfig
 from gateway.connections import (
     RETRY_AFTER_S,
+    SHUTDOWN_REASON,
     MessageRate,
     accept_websocket,
     check_room,
@@ -83,7 +84,7 @@ class ResponsesConnection:
         self._num_bytes = 0  # of them
         self._num_bad_frames = 0
         self._tasks = asyncio.TaskGroup()
-        self._draining = False
+        self._refusal: str | None = None  # why nothing new begins here
         self._closing = False
         self._ended = asyncio.Event()
 
@@ -106,11 +107,18 @@ class ResponsesConnection:
             self._service.release(self._caller.account, self._num_bytes)
             self._ended.set()
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._lanes)
+
     def drain(self, reason: str) -> None:
         """Refuse new requests from now on, and close once none runs."""
-        self._draining = True
+        self._refusal = self._refusal or reason
         if not self._lanes:
             self._close(WSCloseCode.SERVICE_RESTART, reason)
+
+    def retire(self, reason: str) -> None:
+        self.drain(reason)
 
     def shut_down(self, reason: str) -> None:
         """Close once every lane has told its end; the engine has stopped, so that is soon."""
@@ -166,9 +174,9 @@ class ResponsesConnection:
             self._send_error(error, stream_id)
 
     def _enqueue(self, stream_id: str | None, raw: dict[str, object], num_bytes: int) -> None:
-        if self._draining or self._closing:
+        if self._refusal is not None or self._closing:
             raise Unavailable(
-                "the server is shutting down", code="shutting_down", retry_after_s=RETRY_AFTER_S
+                self._refusal or SHUTDOWN_REASON, code="shutting_down", retry_after_s=RETRY_AFTER_S
             )
         config = self._config
         if self._num_requests >= config.ws_max_streams:
@@ -216,8 +224,8 @@ class ResponsesConnection:
             self._num_bytes -= num_bytes
             self._service.release(self._caller.account, num_bytes)
         del self._lanes[lane.stream_id]
-        if self._draining and not self._lanes:
-            self._close(WSCloseCode.SERVICE_RESTART, "the server is shutting down")
+        if self._refusal is not None and not self._lanes:
+            self._close(WSCloseCode.SERVICE_RESTART, self._refusal)
 
     async def _respond(self, stream_id: str | None, raw: dict[str, object]) -> None:
         run = await create_run(

@@ -24,6 +24,8 @@ def test_the_defaults_are_those_of_the_configuration():
     assert given["max_body_bytes"] == config.max_body_bytes
     assert given["max_connections"] == config.max_connections
     assert given["max_websockets"] == config.ws_max_connections
+    assert given["websocket_idle_timeout"] == config.ws_idle_timeout_s
+    assert given["websocket_max_age"] == config.ws_max_age_s
     assert given["header_timeout"] == config.header_timeout_s
     assert given["body_timeout"] == config.body_read_timeout_s
     assert given["send_timeout"] == config.send_timeout_s

@@ -1,0 +1,165 @@
+"""The two programs of a step: the way through the layers, and the choice of the next tokens.
+
+Two, since the second depends on the number of sequences only: there are fewer of these than
+buckets, and what few requests ask for makes it the larger part of what has to be compiled.
+
+Several steps of decodes can be one program, in which the first's tokens go into the second.
+
+Letters: K steps, T packed tokens, S sequences, R rows, D model, F as in jaxengine.logprobs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxengine.batch import pick_token_ids
+from jaxengine.batch_layout import BatchLayout, ChoiceLayout
+from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs
+from jaxengine.models.decoder import Decoder
+from jaxengine.next_token import next_tokens
+from jaxengine.rule_arrays import RuleArrays
+from kernels_pallas.kv_cache import KVCache
+
+__all__ = ["Forwarded", "Weights", "make_choose", "make_forward", "make_steps"]
+
+
+class Forwarded(NamedTuple):
+    """What is left of a step behind the layers; as large for all buckets of as many sequences.
+
+    Attributes:
+        hidden: states after which tokens are chosen, before the final norm.
+        pending: the last token of each sequence that the host does not know; -1 if it does.
+        packed: the end of the packed buffer, as in ChoiceLayout.
+    """
+
+    hidden: Float[Array, "S D"]
+    pending: Int[Array, "S"]
+    packed: Int[Array, "_"]
+
+
+type Weights = list[Array]
+type Forward = Callable[
+    [Weights, KVCache, Int[Array, "R"], Int[Array, "_"]],
+    tuple[KVCache, Forwarded, Int[Array, "T F"]],
+]
+type Choose = Callable[
+    [Weights, Int[Array, "R"], Forwarded, RuleArrays],
+    tuple[Int[Array, "R"], Int[Array, "S"], Int[Array, "S F"]],
+]
+
+type Steps = Callable[
+    [Weights, KVCache, Int[Array, "R"], Int[Array, "K _"], RuleArrays],
+    tuple[KVCache, Int[Array, "R"], Int[Array, "K S"]],
+]
+
+
+def make_forward(
+    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
+) -> Forward:
+    """Return one bucket's way through the layers, to be compiled with the cache donated.
+
+    Args:
+        graph: of the decoder.
+        tree: of its weights, whose leaves are the first argument.
+        layout: of the bucket.
+    """
+
+    def forward(
+        weights: Weights, kv_cache: KVCache, last_token: Int[Array, "R"], packed: Int[Array, "_"]
+    ) -> tuple[KVCache, Forwarded, Int[Array, "T F"]]:
+        decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        batch = layout.unpack(packed)
+        token_ids_T = pick_token_ids(batch.token_ids, last_token)
+        hidden_TD, kv_cache = decoder(
+            token_ids_T,
+            batch.positions,
+            kv_cache,
+            batch.attention,
+            decode_only=layout.bucket.decode_only,
+        )
+        ends_S = batch.sample_indices
+        forwarded = Forwarded(
+            hidden=hidden_TD[ends_S],
+            pending=jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1),
+            packed=packed[-layout.choice.size :],
+        )
+        nothing = jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32)
+        if not nothing.size:
+            return kv_cache, forwarded, nothing
+        logprobs_TF = lax.cond(
+            batch.any_targets,
+            lambda: prompt_logprobs(
+                hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
+            ),
+            lambda: nothing,
+        )
+        return kv_cache, forwarded, logprobs_TF
+
+    return forward
+
+
+def make_choose(
+    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: ChoiceLayout
+) -> Choose:
+    """Return how tokens are chosen for a number of sequences.
+
+    Args:
+        graph: of the decoder.
+        tree: of its weights, whose leaves are the first argument.
+        layout: of `Forwarded.packed`.
+    """
+
+    def choose(
+        weights: Weights,
+        last_token: Int[Array, "R"],
+        forwarded: Forwarded,
+        rules: RuleArrays,
+    ) -> tuple[Int[Array, "R"], Int[Array, "S"], Int[Array, "S F"]]:
+        decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        batch = layout.unpack(forwarded.packed)
+        sampled_S, logprobs_SF = next_tokens(
+            decoder.logits(forwarded.hidden),
+            batch,
+            rules,
+            forwarded.pending,
+            compute_logits=lambda: decoder.logits(forwarded.hidden),
+        )
+        return last_token.at[batch.rows].set(sampled_S), sampled_S, logprobs_SF
+
+    return choose
+
+
+def make_steps(
+    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
+) -> Steps:
+    """Return several steps of one bucket after each other, to be compiled with the cache donated.
+
+    Of their results only the sampled tokens come out. Arguments as of `make_forward`.
+    """
+    forward = make_forward(graph, tree, layout)
+    choose = make_choose(graph, tree, layout.choice)
+
+    def steps(
+        weights: Weights,
+        kv_cache: KVCache,
+        last_token: Int[Array, "R"],
+        packed: Int[Array, "K _"],
+        rules: RuleArrays,
+    ) -> tuple[KVCache, Int[Array, "R"], Int[Array, "K S"]]:
+        def step(
+            state: tuple[KVCache, Int[Array, "R"]], packed: Int[Array, "_"]
+        ) -> tuple[tuple[KVCache, Int[Array, "R"]], Int[Array, "S"]]:
+            kv_cache, last_token = state
+            kv_cache, forwarded, _ = forward(weights, kv_cache, last_token, packed)
+            last_token, sampled, _ = choose(weights, last_token, forwarded, rules)
+            return (kv_cache, last_token), sampled
+
+        (kv_cache, last_token), sampled = lax.scan(step, (kv_cache, last_token), packed)
+        return kv_cache, last_token, sampled
+
+    return steps
