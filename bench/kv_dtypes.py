@@ -6,41 +6,43 @@ One text goes through the model window by window, teacher-forced, in chunks thro
 of each dtype at once; every logit is compared with that of a float32 cache.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal, get_args
 
 import click
-import numpy as np
-import orjson
-from numpy.typing import NDArray
 
 from bench.environment import describe_environment
-from bench.kv_dtype_loss import BLOCK_SIZE, GoldenCase, count_kept, measure_losses, time_steps
+from bench.logit_loss import (
+    BLOCK_SIZE,
+    LOSS_HEADINGS,
+    GoldenCase,
+    LogitLoss,
+    PagedDecoder,
+    count_kept,
+    longest_text,
+    loss_cells,
+    measure_losses,
+    time_steps,
+)
+from bench.loss_inputs import input_options, read_inputs
 from bench.report import open_console, print_rows, write_json
-from gateway.tokenizer import Tokenizer
 from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.models.loader import load_decoder
-from jaxengine.weights.checkpoint import open_checkpoint
-from jaxengine.weights.source import resolve_model
 from kernels_pallas.kv_cache import KVCacheDtype
 
 __all__ = ["kv_dtypes", "measure_dtypes"]
 
-RESULT_SCHEMA = "headrace.bench.kv_dtypes/1"
-ROOT = Path(__file__).parent.parent
-TEXTS = (ROOT / "docs" / "architecture.md", ROOT / "docs" / "protocol.md")
-GOLDEN = ROOT / "tests" / "golden" / "golden_smollm2.json"
+RESULT_SCHEMA = "headrace.bench.kv_dtypes/2"
+REFERENCE: KVCacheDtype = "float32"
 
 HEADINGS = (
-    *("KV cache", "bytes\n/token", "capacity", "logit error\nmean", "max", "KL\nnats"),
-    *("same\nargmax", "perplexity", "golden\nkept", "step ms\nmedian/min"),
+    *("KV cache", "bytes\n/token", "capacity"),
+    *(*LOSS_HEADINGS, "golden\nkept", "step ms\nmedian/min"),
 )
 DTYPES: tuple[KVCacheDtype, ...] = get_args(KVCacheDtype)
 WeightsDtype = Literal["bfloat16", "float32"]
@@ -53,10 +55,7 @@ class DtypeReport:
     Attributes:
         bytes_per_token: of the cache, over all layers.
         capacity: tokens in the same memory, relative to bfloat16.
-        max_error, mean_error: of logits, absolute, over all positions and the vocabulary.
-        kl_divergence: mean over positions, in nats.
-        agreement: share of positions with the same likeliest token.
-        perplexity: of the text.
+        loss: of logits.
         golden_kept: golden answers of which every token is still the likeliest.
         step_ms: median time of a decode step, and the fastest.
     """
@@ -64,11 +63,7 @@ class DtypeReport:
     dtype: KVCacheDtype
     bytes_per_token: int
     capacity: float
-    max_error: float
-    mean_error: float
-    kl_divergence: float
-    agreement: float
-    perplexity: float
+    loss: LogitLoss
     golden_kept: int | None
     step_ms: tuple[float, float] | None
 
@@ -92,23 +87,20 @@ def measure_dtypes(
         golden: answers that should be kept; empty if there are none for this model.
         step_ms: what `time_steps` found, if it was asked.
     """
-    losses = measure_losses(decoder, model, windows, dtypes)
+    max_len = longest_text(windows, golden)
+    paged = {d: PagedDecoder(decoder, model, d, max_len=max_len) for d in (REFERENCE, *dtypes)}
+    losses = measure_losses(paged[REFERENCE], {d: paged[d] for d in dtypes}, windows)
     bf16_bytes = kv_block_bytes(model, block_size=BLOCK_SIZE, dtype="bfloat16")
     reports = []
     for dtype in dtypes:
         block_bytes = kv_block_bytes(model, block_size=BLOCK_SIZE, dtype=dtype)
-        loss = losses[dtype]
         reports.append(
             DtypeReport(
                 dtype=dtype,
                 bytes_per_token=block_bytes // BLOCK_SIZE,
                 capacity=bf16_bytes / block_bytes,
-                max_error=float(loss["max_error"].max()),
-                mean_error=_mean(loss["mean_error"]),
-                kl_divergence=_mean(loss["kl_divergence"]),
-                agreement=_mean(loss["agrees"]),
-                perplexity=math.exp(_mean(loss["surprise"])),
-                golden_kept=count_kept(decoder, model, golden, dtype) if golden else None,
+                loss=LogitLoss.of(losses[dtype]),
+                golden_kept=count_kept(paged[dtype], golden) if golden else None,
                 step_ms=None if step_ms is None else step_ms[dtype],
             )
         )
@@ -121,28 +113,14 @@ def dtype_row(report: DtypeReport, num_golden: int) -> tuple[str, ...]:
         report.dtype,
         str(report.bytes_per_token),
         f"{report.capacity:.2f}",
-        f"{report.mean_error:.4f}",
-        f"{report.max_error:.2f}",
-        f"{report.kl_divergence:.1e}",
-        f"{report.agreement:.2%}",
-        f"{report.perplexity:.3f}",
+        *loss_cells(report.loss),
         "-" if report.golden_kept is None else f"{report.golden_kept}/{num_golden}",
         "-" if report.step_ms is None else "/".join(f"{ms:.0f}" for ms in report.step_ms),
     )
 
 
-def read_golden(path: Path) -> list[GoldenCase]:
-    """Read prompts and answers from the file of the tests."""
-    cases = orjson.loads(path.read_bytes())["cases"]
-    return [GoldenCase(tuple(c["prompt_ids"]), tuple(c["output_ids"])) for c in cases]
-
-
-def _mean(values: NDArray[np.float32]) -> float:
-    return float(values.astype(np.float64).mean())
-
-
 @click.command()
-@click.option("--model", "spec", help="As for `headrace serve`; default: the default model.")
+@input_options
 @click.option(
     "--dtype",
     "weights_dtypes",
@@ -162,21 +140,6 @@ def _mean(values: NDArray[np.float32]) -> float:
     help="To measure; repeatable.",
 )
 @click.option(
-    "--text",
-    "texts",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    multiple=True,
-    default=TEXTS,
-    help="Files to read, repeatable; default: two of our own documents.",
-)
-@click.option("--window", type=click.IntRange(min=2), default=512, show_default=True)
-@click.option("--max-windows", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option(
-    "--golden",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Golden answers for the model; the default model has its own.",
-)
-@click.option(
     "--step-repeats",
     type=click.IntRange(min=0),
     default=20,
@@ -185,7 +148,6 @@ def _mean(values: NDArray[np.float32]) -> float:
 )
 @click.option("--step-seqs", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--step-context", type=click.IntRange(min=1), default=192, show_default=True)
-@click.option("--output-json", type=click.Path(path_type=Path, dir_okay=False), help="Result file.")
 def kv_dtypes(
     spec: str | None,
     weights_dtypes: tuple[WeightsDtype, ...],
@@ -200,20 +162,12 @@ def kv_dtypes(
     output_json: Path | None,
 ) -> None:
     """Measure what each dtype of the KV cache costs in logits, in perplexity, and in time."""
-    files = resolve_model(spec)
-    checkpoint = open_checkpoint(files)
-    model = ModelConfig.from_hf(checkpoint.hf_config)
-    text = "\n".join(path.read_text("utf-8") for path in texts)
-    token_ids = Tokenizer.from_model(files).encode(text)
-    starts = range(0, len(token_ids) - 1, window)[:max_windows]
-    windows = [token_ids[start : start + window] for start in starts]
-    if golden is None and spec is None and GOLDEN.exists():
-        golden = GOLDEN
-    cases = [] if golden is None else read_golden(golden)
+    inputs = read_inputs(spec, texts, window, max_windows, golden)
+    model, cases = inputs.model, inputs.golden
     console = open_console()
     results: dict[str, list[DtypeReport]] = {}
     for weights_dtype in weights_dtypes:
-        decoder = load_decoder(model, checkpoint, dtype=weights_dtype)
+        decoder = load_decoder(model, inputs.checkpoint, dtype=weights_dtype)
         step_ms = None
         if step_repeats:
             step_ms = time_steps(
@@ -225,21 +179,16 @@ def kv_dtypes(
                 repeats=step_repeats,
             )
         reports = measure_dtypes(
-            decoder, model, windows, dtypes=dtypes, golden=cases, step_ms=step_ms
+            decoder, model, inputs.windows, dtypes=dtypes, golden=cases, step_ms=step_ms
         )
         results[weights_dtype] = reports
         rows = [dtype_row(report, len(cases)) for report in reports]
-        print_rows(console, HEADINGS, rows, f"{files.name}, weights in {weights_dtype}")
+        print_rows(console, HEADINGS, rows, f"{inputs.name}, weights in {weights_dtype}")
     if output_json is not None:
         document = {
             "schema": RESULT_SCHEMA,
             "environment": describe_environment(sys.argv),
-            "model": files.name,
-            "texts": [path.name for path in texts],
-            "text_sha256": sha256(text.encode()).hexdigest(),
-            "num_tokens": sum(map(len, windows)),
-            "window": window,
-            "num_golden": len(cases),
+            **inputs.facts,
             "step": {"num_seqs": step_seqs, "context": step_context, "repeats": step_repeats},
             "weights": {name: [asdict(report) for report in r] for name, r in results.items()},
         }

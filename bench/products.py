@@ -1,36 +1,43 @@
-"""How fast the decoder's products are, packed by kernels_pallas.projection and by XLA.
+"""How fast the decoder's products are: of bfloat16 and of eight bits, packed and by XLA.
 
     python -m bench.products
 
-Every matrix of the default model, with as many tokens as steps have. The two take turns, so that
-whatever else the machine does hits both.
+Every matrix of the default model, with as many tokens as steps have. All sides get activations in
+float32, as the decoder has them, and round them themselves. They take turns, so that whatever else
+the machine does hits all.
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import click
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.environment import describe_environment
 from bench.report import open_console, print_rows, write_json
 from jaxengine.host_memory import keep_freed_memory
 from jaxengine.models.layers import project
 from jaxengine.weights.source import cache_dir
-from kernels_pallas import native
+from kernels_pallas import int8, native
 from kernels_pallas.choice import choose_kernel, kernels_dir
 from kernels_pallas.projection import pack, packed_shape
 
 __all__ = ["products"]
 
-RESULT_SCHEMA = "headrace.bench.products/1"
-HEADINGS = ("matrix", "tokens", "packed ms\nmedian/min", "XLA ms\nmedian/min", "times", "GFLOP/s")
+RESULT_SCHEMA = "headrace.bench.products/2"
+SIDES = ("packed", "xla", "int8_packed", "int8_xla")
+HEADINGS = (
+    *("matrix", "tokens", "bf16 packed\nms, median/min", "bf16 XLA", "int8 packed", "int8 XLA"),
+    *("bf16 / int8\npacked", "int8 packed\nGFLOP/s"),
+)
 
 # Name, outputs, inputs, and how many of them a step goes through, which are measured together: one
 # alone would stay in the nearest caches.
@@ -41,7 +48,7 @@ MATRICES = (
     ("down", 576, 1536, 30),
     ("head", 49152, 576, 1),
 )
-TOKENS = (2, 8, 16, 32, 64, 128, 512)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +78,50 @@ def measure(calls: dict[str, Callable[[], object]], count: int, repeats: int) ->
     }
 
 
-def _call(weights: list[jax.Array] | jax.Array, x: jax.Array) -> Callable[[], object]:
-    """Compile products with all weights; return a call that waits for their end.
+class Weights(NamedTuple):
+    """A matrix of each layer, as one side wants them.
 
-    Args:
-        weights: as XLA takes them, or packed into one array.
-        x: the other operand.
+    Attributes:
+        values: packed in one array, or one for each layer.
+        scales: of eight bits, for each layer.
     """
 
+    values: jax.Array | list[jax.Array]
+    scales: list[jax.Array] | None = None
+
+
+def _weights(plain: Sequence[NDArray[np.generic]], side: str) -> Weights:
+    scales = None
+    if side.startswith("int8"):
+        quantized = [int8.quantize(w) for w in plain]
+        plain = [values for values, _ in quantized]
+        scales = [jnp.asarray(scale) for _, scale in quantized]
+    if not side.endswith("packed"):
+        return Weights([jnp.asarray(w) for w in plain], scales)
+    shape = packed_shape(*plain[0].shape, dtype=plain[0].dtype, num_layers=len(plain))
+    packed = np.empty(shape, plain[0].dtype)
+    for place, w in zip(packed, plain, strict=True):
+        pack(w, place)
+    return Weights(jnp.asarray(packed), scales)
+
+
+def _multiply(x: jax.Array, weights: Weights, layer: int) -> jax.Array:
+    values = weights.values[layer] if isinstance(weights.values, list) else weights.values
+    if weights.scales is None:
+        return project(x, values, layer)
+    return int8.project(x, values, weights.scales[layer], layer)
+
+
+def _call(weights: Weights, count: int, x: jax.Array) -> Callable[[], object]:
+    """Compile products with all weights; return a call that waits for their end."""
+
     @jax.jit
-    def multiply(x: jax.Array, weights: list[jax.Array] | jax.Array) -> list[jax.Array]:
-        layers = (
-            [(w, 0) for w in weights]
-            if isinstance(weights, list)
-            else [(weights, layer) for layer in range(weights.shape[0])]
-        )
+    def multiply(x: jax.Array, weights: Weights) -> list[jax.Array]:
         # The whole product is computed, but not handed out: that would take fresh memory.
-        return [jax.lax.optimization_barrier(project(x, *w))[0, :1] for w in layers]
+        return [
+            jax.lax.optimization_barrier(_multiply(x, weights, layer))[0, :1]
+            for layer in range(count)
+        ]
 
     def call() -> object:
         return jax.block_until_ready(multiply(x, weights))
@@ -101,7 +135,7 @@ def _call(weights: list[jax.Array] | jax.Array, x: jax.Array) -> Callable[[], ob
 @click.option("--max-tokens", type=int, default=512, show_default=True, help="Leave out more.")
 @click.option("--output-json", type=click.Path(path_type=Path, dir_okay=False), help="Result file.")
 def products(repeats: int, max_tokens: int, output_json: Path | None) -> None:
-    """Time products with packed weights against XLA's."""
+    """Time products of bfloat16 and of eight bits, packed against XLA's."""
     keep_freed_memory()
     choice = choose_kernel("native", platform="cpu", block_size=16, folder=kernels_dir(cache_dir()))
     if not choice.can_project or choice.library is None:
@@ -113,30 +147,27 @@ def products(repeats: int, max_tokens: int, output_json: Path | None) -> None:
         shape = (num_outputs, num_inputs)
         plain = [rng.standard_normal(shape, np.float32) for _ in range(in_step)]
         plain = [w.astype(jnp.bfloat16) for w in plain]
-        packed = np.empty(packed_shape(*shape, num_layers=in_step), jnp.bfloat16)
-        for place, w in zip(packed, plain, strict=True):
-            pack(w, place)
-        layers = jnp.asarray(packed)
-        unpacked = [jnp.asarray(w) for w in plain]
+        weights = {side: _weights(plain, side) for side in SIDES}
         for num_tokens in (tokens for tokens in TOKENS if tokens <= max_tokens):
-            x = jnp.asarray(rng.standard_normal((num_tokens, num_inputs)), jnp.bfloat16)
-            calls = {"packed": _call(layers, x), "xla": _call(unpacked, x)}
+            x = jnp.asarray(rng.standard_normal((num_tokens, num_inputs), np.float32))
+            calls = {side: _call(weights[side], in_step, x) for side in SIDES}
             timings = measure(calls, in_step, repeats)
             sizes = {"outputs": num_outputs, "inputs": num_inputs, "tokens": num_tokens}
             results.append(
                 {"matrix": name, "in_step": in_step, **sizes}
                 | {side: asdict(timing) for side, timing in timings.items()}
             )
-            ours, theirs = timings["packed"], timings["xla"]
-            gflops = 2e-6 * num_tokens * num_outputs * num_inputs / ours.median_ms
+            ours = timings["int8_packed"].median_ms
             rows.append(
                 (
                     name,
                     str(num_tokens),
-                    f"{ours.median_ms:.3f} / {ours.min_ms:.3f}",
-                    f"{theirs.median_ms:.3f} / {theirs.min_ms:.3f}",
-                    f"{theirs.median_ms / ours.median_ms:.1f}",
-                    f"{gflops:.0f}",
+                    *(
+                        f"{timing.median_ms:.3f} / {timing.min_ms:.3f}"
+                        for timing in timings.values()
+                    ),
+                    f"{timings['packed'].median_ms / ours:.1f}",
+                    f"{2e-6 * num_tokens * num_outputs * num_inputs / ours:.0f}",
                 )
             )
     print_rows(open_console(), HEADINGS, rows, choice.reason)

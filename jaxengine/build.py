@@ -15,6 +15,7 @@ from jaxengine.config import (
     Dtype,
     EngineConfig,
     KVCacheDtype,
+    Quantization,
     SchedulingPolicy,
 )
 from jaxengine.engine_core import EngineCore
@@ -53,6 +54,7 @@ class EngineOptions:
     """
 
     dtype: Dtype = "bfloat16"
+    quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtype = "auto"
     attention_kernel: WantedKernel = "auto"
     max_model_len: int | None = None
@@ -182,6 +184,7 @@ def plan_engine(
     max_model_len = min(wanted, num_usable * options.block_size)
     config = EngineConfig(
         dtype=options.dtype,
+        quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
         attention_kernel=kernel,
         max_model_len=max_model_len,
@@ -248,7 +251,8 @@ def build_engine(
             model,
             checkpoint,
             dtype=config.dtype,
-            packed=attention.can_project and config.dtype == "bfloat16",
+            packed=_can_pack(config, attention),
+            quantization=config.quantization,
             progress=weights_progress,
         )
     runner = JaxModelRunner(decoder, model, config, state=state.result(), programs_dir=programs_dir)
@@ -300,6 +304,13 @@ def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoic
     if choice.library is not None:
         native.load(choice.library)
     return choice
+
+
+def _can_pack(config: EngineConfig, attention: KernelChoice) -> bool:
+    """Whether there are products for packed weights; those of eight bits need no instructions."""
+    if config.quantization is not None:
+        return attention.library is not None
+    return attention.can_project and config.dtype == "bfloat16"
 
 
 def _block_bytes(options: EngineOptions, model: ModelConfig, kernel: AttentionKernel) -> int:

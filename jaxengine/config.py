@@ -7,12 +7,20 @@ from typing import Literal, get_args
 
 from kernels_pallas.kernel_names import AttentionKernel
 
-__all__ = ["BatchingMode", "Dtype", "EngineConfig", "KVCacheDtype", "SchedulingPolicy"]
+__all__ = [
+    "BatchingMode",
+    "Dtype",
+    "EngineConfig",
+    "KVCacheDtype",
+    "Quantization",
+    "SchedulingPolicy",
+]
 
 # The native kernel attends to the queries of a few tokens at once in about the time of one.
 NATIVE_LEAST_CHUNK = 4
 
 Dtype = Literal["bfloat16", "float32"]
+Quantization = Literal["int8"]
 KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
 BatchingMode = Literal["continuous", "dynamic", "static"]
 SchedulingPolicy = Literal["fair", "priority", "fcfs"]
@@ -24,6 +32,7 @@ AT_LEAST_ONE = (
 NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
 POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
 CHOICES = {
+    "quantization": (*get_args(Quantization), None),
     "kv_cache_dtype": get_args(KVCacheDtype),
     "attention_kernel": get_args(AttentionKernel),
     "batching": get_args(BatchingMode),
@@ -37,6 +46,7 @@ class EngineConfig:
 
     Attributes:
         dtype: of weights and activations.
+        quantization: what the matrices of products are stored and multiplied in instead.
         kv_cache_dtype: of the KV cache; "auto" takes `dtype`.
         attention_kernel: the implementation of the attention.
         max_model_len: most tokens of a request, prompt and output together.
@@ -74,6 +84,7 @@ class EngineConfig:
     """
 
     dtype: Dtype = "bfloat16"
+    quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtype = "auto"
     attention_kernel: AttentionKernel = "reference"
     max_model_len: int = 2048

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
-from kernels_pallas.projection import PROJECT
+from kernels_pallas.projection import INT8_PROJECT, PROJECT
 from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = ["load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
@@ -44,7 +44,7 @@ def load(library: Path) -> str:
         The instructions that its products of bfloat16 run on.
     """
     functions = ctypes.CDLL(str(library.absolute()))
-    for name in (WRITE_KV, RAGGED_PAGED_ATTENTION, PROJECT):
+    for name in (WRITE_KV, RAGGED_PAGED_ATTENTION, PROJECT, INT8_PROJECT):
         jax.ffi.register_ffi_target(
             name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu"
         )

@@ -39,7 +39,7 @@ NATIVE_BLOCK_SIZES = (8, 16, 32, 64, 128)
 BF16_INSTRUCTIONS = ("AMX", "AVX-512 bf16")
 
 SOURCE_DIR = Path(__file__).with_name("native_source")
-MAIN_SOURCES = ("attention.cc", "projection.cc")
+MAIN_SOURCES = ("attention.cc", "int8_projection.cc", "projection.cc")
 
 # In this order, after CXX.
 COMPILERS = ("c++", "g++", "clang++")
@@ -94,7 +94,8 @@ def make_recipe(folder: Path, *, defines: Sequence[str] = ()) -> Recipe:
 
     Args:
         folder: where libraries lie.
-        defines: macros that leave instructions out: HEADRACE_NO_AMX, HEADRACE_NO_BF16.
+        defines: macros that leave instructions out: HEADRACE_NO_AMX, HEADRACE_NO_BF16,
+            HEADRACE_NO_VNNI.
 
     Raises:
         BuildError: there is no compiler, or no jaxlib to compile for.

@@ -1,8 +1,10 @@
 """Products with weights that are packed once, when they are loaded; for CPUs.
 
 XLA's products on the CPU arrange the weights anew at every call, which is most of what they cost
-for few tokens. `native_source/projection.cc` is the code and says how packed weights lie; it needs
-instructions for bfloat16. A token has the same bits whatever it is computed with.
+for few tokens. Packed, the weights are words of four bytes: two or four inputs together, sixteen
+outputs side by side. `native_source/projection.cc` multiplies bfloat16 and needs instructions for
+it; `native_source/int8_projection.cc` multiplies the integers of `kernels_pallas.int8`. A token has
+the same bits whatever it is computed with.
 
 Weights of several layers lie in one array, and a product is told which of them is meant: a program
 can then go through the layers in a loop without a copy of their weights.
@@ -13,45 +15,60 @@ Letters: T tokens, I inputs, O outputs, L layers.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int, Int8
 from numpy.typing import NDArray
 
-__all__ = ["PROJECT", "can_pack", "pack", "packed_shape", "project", "unpacked_shape"]
+__all__ = [
+    "INT8_PROJECT",
+    "PROJECT",
+    "can_pack",
+    "pack",
+    "packed_shape",
+    "project",
+    "project_int8",
+    "unpacked_shape",
+]
 
 PROJECT = "headrace_project"
+INT8_PROJECT = "headrace_int8_project"
 
-# Outputs side by side, inputs of a tile, and the outputs that are computed together.
-COLUMN, DEPTH, PANEL = 16, 32, 32
+# Outputs side by side, words of a tile, and the outputs that are computed together.
+COLUMN, WORDS, PANEL = 16, 16, 32
 
 
-def can_pack(num_outputs: int, num_inputs: int) -> bool:
+def can_pack(num_outputs: int, num_inputs: int, *, dtype: DTypeLike = jnp.bfloat16) -> bool:
     """Whether weights of this shape can be packed."""
-    return num_outputs % PANEL == 0 and num_inputs % DEPTH == 0
+    return num_outputs % PANEL == 0 and num_inputs % (WORDS * _per_word(dtype)) == 0
 
 
-def packed_shape(num_outputs: int, num_inputs: int, *, num_layers: int = 1) -> tuple[int, ...]:
+def packed_shape(
+    num_outputs: int, num_inputs: int, *, dtype: DTypeLike = jnp.bfloat16, num_layers: int = 1
+) -> tuple[int, ...]:
     """Return the shape of packed weights."""
-    return num_layers, num_outputs // COLUMN, num_inputs // DEPTH, DEPTH // 2, COLUMN, 2
+    per_word = _per_word(dtype)
+    tiles = num_inputs // (WORDS * per_word)
+    return num_layers, num_outputs // COLUMN, tiles, WORDS, COLUMN, per_word
 
 
 def unpacked_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the outputs and inputs of packed weights."""
-    return shape[1] * COLUMN, shape[2] * DEPTH
+    _, columns, tiles, words, column, per_word = shape
+    return columns * column, tiles * words * per_word
 
 
 def pack(w_OI: NDArray[np.generic], packed: NDArray[np.generic]) -> None:
-    """Put weights in the order that `project` wants: pairs of inputs, sixteen outputs a time.
+    """Put weights in the order that products want: words of inputs, sixteen outputs a time.
 
     Args:
         w_OI: the weights, in any order in memory.
         packed: where they go, the part of one layer in packed weights.
     """
-    num_columns, num_tiles, pairs, column, _ = packed.shape
-    # Two numbers are moved as one, which is several times faster.
-    pair = np.dtype(f"u{2 * packed.itemsize}")
-    tiles = np.ascontiguousarray(w_OI, packed.dtype).view(pair)
-    tiles = tiles.reshape(num_columns, column, num_tiles, pairs)
-    packed.view(pair)[..., 0] = tiles.transpose(0, 2, 3, 1)
+    num_columns, num_tiles, words, column, per_word = packed.shape
+    # The numbers of a word are moved as one, which is several times faster.
+    word = np.dtype(f"u{per_word * packed.itemsize}")
+    tiles = np.ascontiguousarray(w_OI, packed.dtype).view(word)
+    tiles = tiles.reshape(num_columns, column, num_tiles, words)
+    packed.view(word)[..., 0] = tiles.transpose(0, 2, 3, 1)
 
 
 def project(
@@ -61,10 +78,33 @@ def project(
 
     `native.load` must have been called.
     """
-    num_outputs, num_inputs = unpacked_shape(w.shape)
-    if x_TI.shape[1] != num_inputs:
-        raise ValueError(f"{x_TI.shape[1]} inputs do not fit weights for {num_inputs}")
-    result = jax.ShapeDtypeStruct((x_TI.shape[0], num_outputs), jnp.float32)
-    call = jax.ffi.ffi_call(PROJECT, result)
+    call = jax.ffi.ffi_call(PROJECT, _result(x_TI, w.shape))
     projected: Array = call(x_TI.astype(jnp.bfloat16), w, jnp.asarray(layer, jnp.int32))
     return projected
+
+
+def project_int8(
+    x_TI: Float[Array, "T I"],
+    w: Int8[Array, "L _ _ _ _ 4"],
+    scale_O: Float[Array, "O"],
+    layer: Int[Array, ""] | int = 0,
+) -> Float[Array, "T O"]:
+    """Return what `int8.project` does, with w[layer] as `int8.quantize` makes it.
+
+    `native.load` must have been called.
+    """
+    call = jax.ffi.ffi_call(INT8_PROJECT, _result(x_TI, w.shape))
+    projected: Array = call(x_TI.astype(jnp.float32), w, scale_O, jnp.asarray(layer, jnp.int32))
+    return projected
+
+
+def _result(x_TI: Array, weights_shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    num_outputs, num_inputs = unpacked_shape(weights_shape)
+    if x_TI.shape[1] != num_inputs:
+        raise ValueError(f"{x_TI.shape[1]} inputs do not fit weights for {num_inputs}")
+    return jax.ShapeDtypeStruct((x_TI.shape[0], num_outputs), jnp.float32)
+
+
+def _per_word(dtype: DTypeLike) -> int:
+    """How many inputs lie together; instructions want words of four bytes."""
+    return 4 if jnp.dtype(dtype) == jnp.int8 else 2

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels_pallas import native
+from kernels_pallas import int8, native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
@@ -48,7 +48,7 @@ WINDOW, SOFT_CAP = 100, 4.0
 # Of outputs around 1. Products in bfloat16 round queries and weights by 2^-9.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-5}
 BF16_TOLERANCE = 3e-2
-# Of sums of 96 products of numbers around 1, which are exact, in f32.
+# Of sums of products of numbers around 1, which are exact or integers, in f32.
 PROJECTION_TOLERANCE = 1e-4
 
 Floats = NDArray[np.float32]
@@ -194,12 +194,29 @@ def find_projection_fault() -> str | None:
     return None if error <= PROJECTION_TOLERANCE else f"projection: wrong by {error:.2g}"
 
 
+def find_int8_fault() -> str | None:
+    """The same with weights of eight bits; the rows are rounded in float64."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((NUM_TOKENS + 1, 128)), rng.standard_normal((160, 128))
+    numbers, scales = int8.quantize(w)
+    packed = np.empty(packed_shape(*w.shape, dtype=np.int8, num_layers=2), np.int8)
+    pack(-numbers, packed[0])
+    pack(numbers, packed[1])
+    out = np.asarray(jax.jit(int8.project)(x.astype(np.float32), packed, scales, 1))
+    rotated = int8.rotate(x.astype(np.float32).astype(np.float64))
+    steps = np.abs(rotated).max(axis=1, keepdims=True) / 127
+    expected = np.rint(rotated / steps) @ numbers.astype(np.float64).T * steps * scales
+    error = float(np.abs(out - expected).max())
+    return None if error <= PROJECTION_TOLERANCE else f"int8 projection: wrong by {error:.2g}"
+
+
 def main(library: str) -> None:
     """Test a library; the exit code is WRONG_ANSWER if it has a fault."""
     jax.config.update("jax_platforms", "cpu")
     instructions = native.load(Path(library))
     found = [find_fault(dtype) for dtype in get_args(KVCacheDtype)]
     found.append(find_fault("float32", sliding_window=WINDOW, soft_cap=SOFT_CAP))
+    found.append(find_int8_fault())
     if instructions in BF16_INSTRUCTIONS:
         found.append(find_projection_fault())
     faults = [fault for fault in found if fault is not None]

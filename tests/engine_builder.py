@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attention_kernels import ready_kernel
 from compile_cache import use_compile_cache
 from golden_model import default_model_files, tiny_model_files
-from jaxengine.config import EngineConfig
+from jaxengine.config import EngineConfig, Quantization
 from jaxengine.engine_core import EngineCore
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
@@ -171,37 +171,56 @@ def tiny_decoder(family: str, dtype: str = "float32") -> tuple[Decoder, ModelCon
 
 
 @functools.cache
-def random_decoder(dtype: str, **changes: int | bool | str) -> tuple[Decoder, ModelConfig]:
+def random_decoder(
+    dtype: str,
+    *,
+    packed: bool = False,
+    quantization: Quantization | None = None,
+    **changes: int | bool | str,
+) -> tuple[Decoder, ModelConfig]:
     """A decoder with random weights; `changes` are keys of config.json."""
-    return decoder_of(RandomCheckpoint(**changes), dtype)
+    checkpoint = RandomCheckpoint(**changes)
+    return decoder_of(checkpoint, dtype, packed=packed, quantization=quantization)
 
 
 @functools.cache
-def packed_decoder() -> tuple[Decoder, ModelConfig]:
-    """Random weights in bfloat16, packed, with biases; only where `can_project` says yes."""
+def packed_decoder(quantization: Quantization | None = None) -> tuple[Decoder, ModelConfig]:
+    """Random weights in bfloat16 or quantized, packed, with biases.
+
+    The former only where `can_project` says yes, the latter where the native kernel is ready.
+    """
     checkpoint = RandomCheckpoint(
         model_type="qwen2",
         vocab_size=320,
+        intermediate_size=128,
         num_attention_heads=3,
         num_key_value_heads=1,
         head_dim=64,
         num_hidden_layers=3,
     )
-    return decoder_of(checkpoint, "bfloat16", packed=True)
+    return decoder_of(checkpoint, "bfloat16", packed=True, quantization=quantization)
 
 
 @functools.cache
-def default_decoder(dtype: str) -> tuple[Decoder, ModelConfig]:
+def default_decoder(
+    dtype: str, *, packed: bool = False, quantization: Quantization | None = None
+) -> tuple[Decoder, ModelConfig]:
     """The default model's decoder; only for tests marked `model`."""
-    return decoder_of(open_checkpoint(default_model_files()), dtype)
+    checkpoint = open_checkpoint(default_model_files())
+    return decoder_of(checkpoint, dtype, packed=packed, quantization=quantization)
 
 
 def decoder_of(
-    checkpoint: Checkpoint, dtype: str, *, packed: bool = False
+    checkpoint: Checkpoint,
+    dtype: str,
+    *,
+    packed: bool = False,
+    quantization: Quantization | None = None,
 ) -> tuple[Decoder, ModelConfig]:
     use_compile_cache()
     model = ModelConfig.from_hf(checkpoint.hf_config)
-    return load_decoder(model, checkpoint, dtype=dtype, packed=packed), model
+    decoder = load_decoder(model, checkpoint, dtype=dtype, packed=packed, quantization=quantization)
+    return decoder, model
 
 
 class Computed:
@@ -324,20 +343,34 @@ def warm_random_runner(
     kv_cache_dtype: str = "auto",
     *,
     kernel: WantedKernel = "auto",
+    quantization: Quantization | None = None,
     **changes: int | bool | str,
 ) -> WarmRunner:
-    """Random weights in the buckets of ENGINE_CONFIG, shared by all tests."""
+    """Random weights in the buckets of ENGINE_CONFIG, shared by all tests.
+
+    Quantized ones are packed where that kernel has products for them.
+    """
     config = replace(
         ENGINE_CONFIG,
         dtype=dtype,
+        quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         attention_kernel=ready_kernel(kernel),
     )
-    return warm_runner(*random_decoder(dtype, **changes), config)
+    packed = quantization is not None and config.attention_kernel == "native"
+    decoder = random_decoder(dtype, packed=packed, quantization=quantization, **changes)
+    return warm_runner(*decoder, config)
 
 
 @functools.cache
-def warm_default_runner(dtype: str) -> WarmRunner:
+def warm_default_runner(dtype: str, quantization: Quantization | None = None) -> WarmRunner:
     """The default model in few buckets; only for tests marked `model`."""
-    config = replace(ENGINE_CONFIG, dtype=dtype, max_num_seqs=8, attention_kernel=ready_kernel())
-    return warm_runner(*default_decoder(dtype), config)
+    config = replace(
+        ENGINE_CONFIG,
+        dtype=dtype,
+        quantization=quantization,
+        max_num_seqs=8,
+        attention_kernel=ready_kernel(),
+    )
+    packed = quantization is not None and config.attention_kernel == "native"
+    return warm_runner(*default_decoder(dtype, packed=packed, quantization=quantization), config)

@@ -175,6 +175,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
     try:
         return EngineOptions(
             dtype=options["dtype"],
+            quantization=options["quantization"],
             kv_cache_dtype=options["kv_cache_dtype"],
             attention_kernel=options["attention_kernel"],
             max_model_len=options["max_model_len"],
@@ -268,7 +269,10 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
     config: EngineConfig = built.config
     capacity = config.kv_capacity_tokens
     device = jax.devices()[0]
-    console.print(f"model {name} ({built.model.family}), {config.dtype}, on {device.device_kind}")
+    kind: str = config.dtype
+    if config.quantization is not None:
+        kind += f" with weights in {config.quantization}"
+    console.print(f"model {name} ({built.model.family}), {kind}, on {device.device_kind}")
     if built.clamped_from is not None:
         console.print(
             f"max_model_len is {config.max_model_len}, not {built.clamped_from}: "
@@ -290,8 +294,11 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
 def _memory_table(built: BuiltEngine) -> Table:
     config, memory = built.config, built.memory
     cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype)
+    weights: str = config.dtype
+    if config.quantization is not None:
+        weights = f"{config.quantization}, the embedding {config.dtype}"
     parts = (
-        MemoryPart("weights", memory.weights, config.dtype),
+        MemoryPart("weights", memory.weights, weights),
         MemoryPart(
             "KV cache",
             memory.kv_cache,

@@ -21,13 +21,13 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float, Int
 
+from jaxengine.config import Quantization
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.layers import (
     Linear,
     RMSNorm,
     apply_rope,
     is_packed,
-    new_weight,
     project,
     rope_frequencies,
     rope_tables,
@@ -178,6 +178,8 @@ class Decoder(nnx.Module):
         dtype: of the matrices.
         packed: whether they are for kernels_pallas.projection, where their sizes allow it. Tied
             embeddings then lie in memory twice: to be looked up, and to be multiplied with.
+        quantization: of all matrices but the embedding, which is looked up as it is; a tied one
+            then lies in memory twice as well.
 
     Attributes:
         stack: the parameters of all layers in the arrays of one, if these are packed. Packed
@@ -185,9 +187,18 @@ class Decoder(nnx.Module):
         layers: all layers otherwise.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: DTypeLike,
+        packed: bool = False,
+        quantization: Quantization | None = None,
+    ) -> None:
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        if quantization is not None:
+            dtype = jnp.dtype(quantization)
         layer = DecoderLayer(config, dtype=dtype, packed=packed)
         matrices = [w for w in jax.tree.leaves(nnx.state(layer)) if w.ndim > 1]
         is_stacked = all(is_packed(w.shape) for w in matrices)
@@ -199,10 +210,9 @@ class Decoder(nnx.Module):
             ]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        head = new_weight(config.vocab_size, config.hidden_size, dtype=dtype, packed=packed)
-        self.lm_head = (
-            nnx.Param(head) if is_packed(head.shape) or not config.tie_embeddings else None
-        )
+        head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, packed=packed)
+        differs = quantization is not None or is_packed(head.weight.shape)
+        self.lm_head = head if differs or not config.tie_embeddings else None
 
     def __call__(
         self,
@@ -258,8 +268,11 @@ class Decoder(nnx.Module):
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
-        head = self.embedding if self.lm_head is None else self.lm_head
-        logits_SV = project(self.norm(x_SD), head[...])
+        x_SD = self.norm(x_SD)
+        if self.lm_head is None:
+            logits_SV = project(x_SD, self.embedding[...])
+        else:
+            logits_SV = self.lm_head(x_SD)
         cap = self.config.logit_soft_cap
         return logits_SV if cap is None else cap * jnp.tanh(logits_SV / cap)
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
-from kernels_pallas import projection
+from kernels_pallas import int8, projection
 
 __all__ = [
     "Linear",
@@ -31,12 +31,14 @@ SUM_COLUMNS = 8
 
 
 class Linear(nnx.Module):
-    """x · Wᵀ (+ b), with a weight as `new_weight` makes it."""
+    """x · Wᵀ (+ b), with a weight as `new_weight` makes it, and its scales where it has some."""
 
     def __init__(
         self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike, packed: bool
     ) -> None:
         self.weight = nnx.Param(new_weight(out_size, in_size, dtype=dtype, packed=packed))
+        has_scales = jnp.dtype(dtype) == jnp.int8
+        self.weight_scale = nnx.Param(jnp.ones((out_size,), jnp.float32)) if has_scales else None
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
     def __call__(
@@ -48,7 +50,10 @@ class Linear(nnx.Module):
             x_TI: the left operand.
             layer: which of several packed weights.
         """
-        y_TO = project(x_TI, self.weight[...], layer)
+        if self.weight_scale is None:
+            y_TO = project(x_TI, self.weight[...], layer)
+        else:
+            y_TO = int8.project(x_TI, self.weight[...], self.weight_scale[...], layer)
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
@@ -58,8 +63,8 @@ def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -
     It is as Hugging Face stores it, [out, in], which is two to three times faster on the CPU than
     [in, out]; or, if so wished and its size allows it, packed for kernels_pallas.projection.
     """
-    if packed and projection.can_pack(out_size, in_size):
-        return jnp.zeros(projection.packed_shape(out_size, in_size), dtype)
+    if packed and projection.can_pack(out_size, in_size, dtype=dtype):
+        return jnp.zeros(projection.packed_shape(out_size, in_size, dtype=dtype), dtype)
     return jnp.zeros((out_size, in_size), dtype)
 
 

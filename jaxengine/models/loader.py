@@ -4,18 +4,20 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, DTypeLike
+from jaxtyping import DTypeLike
 from numpy.typing import NDArray
 
+from jaxengine.config import Quantization
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.models.layers import is_packed
+from kernels_pallas.int8 import quantize
 from kernels_pallas.projection import pack, unpacked_shape
 
 __all__ = ["TensorSource", "load_decoder"]
@@ -25,6 +27,9 @@ NUM_THREADS = 2
 
 # The device takes over arrays that begin at a multiple of this as they are, where it is the CPU.
 ALIGNMENT = 64
+
+# The parameter of a quantized module beside its weight.
+WEIGHT_SCALE = "weight_scale"
 
 Path = tuple[Hashable, ...]
 
@@ -64,6 +69,7 @@ def load_decoder(
     *,
     dtype: DTypeLike,
     packed: bool = False,
+    quantization: Quantization | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the decoder and load its weights, each straight to the device.
@@ -75,37 +81,47 @@ def load_decoder(
         source: the checkpoint; asked by several threads.
         dtype: of the matrices.
         packed: as of Decoder.
+        quantization: as of Decoder.
         progress: called with (tensors loaded, tensors in all), a joined one counted once.
 
     Raises:
         ModelError: a tensor is missing, unknown, or has another shape than the config says.
     """
-    decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, packed=packed))
-    flat = nnx.to_flat_state(nnx.state(decoder))
+    decoder = nnx.eval_shape(
+        lambda: Decoder(config, dtype=dtype, packed=packed, quantization=quantization)
+    )
+    variables: dict[Any, Any] = dict(nnx.to_flat_state(nnx.state(decoder)))
+    # Scales are made with the weights that they belong to.
+    read = [path for path in variables if path[-1] != WEIGHT_SCALE]
     tensors = _tensors(config)
     _check_names(config, {part.name for parts in tensors.values() for part in parts}, source)
-    made_of = [_parameter_tensors(path, tensors, config.num_layers) for path, _ in flat]
+    made_of = [_parameter_tensors(path, tensors, config.num_layers) for path in read]
     num_loaded, total, lock = 0, sum(map(len, made_of)), Lock()
 
-    def load(path: Path, variable: nnx.Variable[Array], joined: Sequence[_Parts]) -> Array:
+    def load(path: Path, joined: Sequence[_Parts]) -> list[tuple[Any, Any]]:
         nonlocal num_loaded
-        array = _empty(variable.shape, variable.dtype)
-        has_layers = path[0] == "stack" or is_packed(variable.shape)
-        for place, parts in zip(array if has_layers else [array], joined, strict=True):
-            _fill(place, parts, source)
+        scale_path = (*path[:-1], WEIGHT_SCALE) if path[-1] == "weight" else None
+        made = {p: variables[p] for p in (path, scale_path) if p in variables}
+        arrays = {p: _empty(variable.shape, variable.dtype) for p, variable in made.items()}
+        array, scales = arrays[path], arrays.get(scale_path)
+        for index, parts in enumerate(joined):
+            place = array[index] if path[0] == "stack" or is_packed(array.shape) else array
+            value = _read(place, parts, source)
+            if scales is not None:
+                value, scale = quantize(value)
+                (scales[index] if path[0] == "stack" else scales)[...] = scale
+            if place.ndim > 2:
+                pack(value, place)
+            else:
+                place[...] = value
             with lock:
                 num_loaded += 1
                 if progress is not None:
                     progress(num_loaded, total)
-        on_device: Array = jax.device_put(array)
-        return on_device
+        return [(p, old.replace(jax.device_put(arrays[p]))) for p, old in made.items()]
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        arrays = pool.map(load, *zip(*flat, strict=True), made_of)
-        loaded = [
-            (path, variable.replace(array))
-            for (path, variable), array in zip(flat, arrays, strict=True)
-        ]
+        loaded = [item for items in pool.map(load, read, made_of) for item in items]
     nnx.update(decoder, nnx.from_flat_state(loaded))
     return decoder
 
@@ -118,8 +134,8 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[np.generic]:
     return memory[start : start + num_bytes].view(dtype).reshape(shape)
 
 
-def _fill(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> None:
-    """Put tensors, stacked by rows, where they belong."""
+def _read(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> NDArray[np.generic]:
+    """Return tensors, stacked by rows, that fit where they belong."""
     packed = place.ndim > 2
     arrays = []
     for part in parts:
@@ -131,11 +147,7 @@ def _fill(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> No
                 f"tensor {part.name} has shape {array.shape}, the config says {expected}"
             )
         arrays.append(array.astype(np.float32) + part.offset if part.offset else array)
-    value = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
-    if packed:
-        pack(value, place)
-    else:
-        place[...] = value
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
 
 
 def _parameter_tensors(path: Path, tensors: Mapping[Path, _Parts], num_layers: int) -> list[_Parts]:
@@ -173,9 +185,9 @@ def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model, norm_offset),),
     }
-    # The decoder has one of its own for tied embeddings only if it is packed.
+    # The decoder has one of its own for tied embeddings only if it is packed or quantized.
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    parts["lm_head",] = (_Part(head, vocab),)
+    parts["lm_head", "weight"] = (_Part(head, vocab),)
     for index in range(config.num_layers):
         ours, theirs = ("layers", index), f"model.layers.{index}."
         attention, mlp = theirs + "self_attn.", theirs + "mlp."

@@ -9,14 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "tiles.h"
 #include "vectors.h"
-
-#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && \
-    defined(__AVX512F__) && !defined(HEADRACE_NO_AMX)
-#define HEADRACE_AMX 1
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 #if defined(__AVX512BF16__) && !defined(HEADRACE_NO_BF16)
 #define HEADRACE_AVX512_BF16 1
@@ -179,20 +173,6 @@ struct Multiplier {
 
 #if defined(HEADRACE_AMX)
 
-// Whether the kernel lets this process use the tiles; asks once.
-inline bool may_use_tiles() {
-  static const bool granted = [] {
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-  }();
-  return granted;
-}
-
-// The compiler does not know what the tile instructions read: nothing may wait in registers.
-HEADRACE_INLINE void memory_is_read(const void* what) {
-  __asm__ volatile("" : : "r"(what) : "memory");
-}
-
 // Tiles 0 to 3 are sums; 4 and 5 the operands of products with K, 6 and 7 of those with V. The
 // buffers of left operands and sums have whole tiles of 16 rows.
 class TileMultiplier {
@@ -205,33 +185,19 @@ class TileMultiplier {
     static constexpr int64_t row_words(int64_t numbers) { return numbers / 2; }
   };
 
-  // Others may use the tiles too: what they had configured comes back in the end.
-  TileMultiplier() {
-    memory_is_read(&previous_);
-    _tile_storeconfig(&previous_);
-  }
-  ~TileMultiplier() {
-    memory_is_read(&previous_);
-    _tile_loadconfig(&previous_);
-  }
-  TileMultiplier(const TileMultiplier&) = delete;
-  TileMultiplier& operator=(const TileMultiplier&) = delete;
-
   void prepare(int rows, int block_size) {
     rows = std::min(rows, 16);
     const int pairs = std::min(block_size, 32) / 2;
     if (rows == rows_ && pairs == pairs_) return;
     rows_ = rows;
     pairs_ = pairs;
-    Config config{};
-    config.palette = 1;
-    for (int sums = 0; sums < 4; ++sums) config.set(sums, rows, 64);
-    config.set(4, rows, 64);
-    config.set(5, 16, 64);
-    config.set(6, rows, pairs * 4);
-    config.set(7, pairs, 64);
-    memory_is_read(&config);
-    _tile_loadconfig(&config);
+    TileShapes shapes;
+    for (int sums = 0; sums < 4; ++sums) shapes.set(sums, rows, 64);
+    shapes.set(4, rows, 64);
+    shapes.set(5, 16, 64);
+    shapes.set(6, rows, pairs * 4);
+    shapes.set(7, pairs, 64);
+    tiles_.configure(shapes);
   }
 
   void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
@@ -256,16 +222,6 @@ class TileMultiplier {
   }
 
  private:
-  struct Config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-    void set(int tile, int num_rows, int num_bytes) {
-      rows[tile] = num_rows;
-      bytes[tile] = num_bytes;
-    }
-  };
-
   template <int C, bool KEYS>
   void few(const Shape& shape, const uint32_t* left, const uint32_t* const* right, int column, float* out) {
     const int64_t left_bytes = shape.left_stride * 4, right_bytes = shape.right_stride * 4;
@@ -313,7 +269,7 @@ class TileMultiplier {
     if constexpr (C > 2) _tile_stored(3, sums + 3 * LANES, out_bytes);
   }
 
-  alignas(64) Config previous_;
+  BorrowedTiles tiles_;
   int rows_ = 0, pairs_ = 0;
 };
 

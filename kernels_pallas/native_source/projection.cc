@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "panels.h"
 #include "products.h"
-#include "workers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace headrace {
@@ -20,15 +20,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int COLUMN = 16;  // outputs side by side
-constexpr int DEPTH = 32;   // inputs of a tile
+constexpr int DEPTH = 32;             // inputs of a tile
 constexpr int TILE = COLUMN * DEPTH;  // numbers
-constexpr int ROWS = 16;              // tokens of a tile
-constexpr int PANEL = 2;              // columns that are computed together
-// Tokens that go through a panel of weights while it is in the nearest cache.
-constexpr int64_t TOKENS_AT_ONCE = 128;
-// Below so many multiply-adds another thread costs more than it helps.
-constexpr int64_t WORK_PER_THREAD = 500000;
 
 struct Product {
   const uint16_t *x, *w;
@@ -43,24 +36,11 @@ struct Product {
 class TileProjector {
  public:
   explicit TileProjector(const Product& product) : product_(product) {
-    memory_is_read(&previous_);
-    _tile_storeconfig(&previous_);
     rows_ = std::min<int64_t>(product.tokens, ROWS);
-    alignas(64) Config config{};
-    config.palette = 1;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.rows[tile] = tile < 6 ? rows_ : ROWS;
-      config.bytes[tile] = 64;
-    }
-    memory_is_read(&config);
-    _tile_loadconfig(&config);
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 6 ? rows_ : ROWS, 64);
+    tiles_.configure(shapes);
   }
-  ~TileProjector() {
-    memory_is_read(&previous_);
-    _tile_loadconfig(&previous_);
-  }
-  TileProjector(const TileProjector&) = delete;
-  TileProjector& operator=(const TileProjector&) = delete;
 
   void operator()(int64_t first, int64_t end, int64_t column) {
     const Product& p = product_;
@@ -79,12 +59,6 @@ class TileProjector {
   }
 
  private:
-  struct Config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-  };
-
   // Tiles 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights.
   void two(const uint16_t* x, int64_t width, const uint16_t* const* weights, float* out, int64_t out_width) {
     const int64_t steps = product_.inputs / DEPTH;
@@ -129,7 +103,7 @@ class TileProjector {
 
   const Product& product_;
   int64_t rows_;
-  alignas(64) Config previous_;
+  BorrowedTiles tiles_;
 };
 
 #endif
@@ -186,25 +160,6 @@ class VectorProjector {
 
 #endif
 
-template <class Projector>
-void project_with(ffi::ThreadPool& pool, const Product& product) {
-  const int64_t panels = product.outputs / (PANEL * COLUMN);
-  const int64_t parts = (product.tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-  // Few large shares: weights that follow each other are read by one thread.
-  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels / 12));
-  const int64_t runs = (panels + run - 1) / run;
-  const int64_t work = product.tokens * product.inputs * product.outputs;
-  share(pool, runs * parts, work / WORK_PER_THREAD + 1, [&] {
-    return [&, projector = std::make_unique<Projector>(product)](int64_t index) {
-      const int64_t first = index / runs * TOKENS_AT_ONCE;
-      const int64_t end = std::min(first + TOKENS_AT_ONCE, product.tokens);
-      const int64_t panel = index % runs * run;
-      for (int64_t i = panel; i < std::min(panel + run, panels); ++i)
-        (*projector)(first, end, i * PANEL);
-    };
-  });
-}
-
 ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
                    ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::F32> out) {
   const auto shape = x.dimensions();
@@ -218,12 +173,12 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<f
   if (product.tokens == 0) return ffi::Error::Success();
 #if defined(HEADRACE_AMX)
   if (may_use_tiles()) {
-    project_with<TileProjector>(pool, product);
+    share_panels<TileProjector>(pool, product);
     return ffi::Error::Success();
   }
 #endif
 #if defined(HEADRACE_AVX512_BF16)
-  project_with<VectorProjector>(pool, product);
+  share_panels<VectorProjector>(pool, product);
   return ffi::Error::Success();
 #else
   return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");

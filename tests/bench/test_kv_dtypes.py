@@ -46,12 +46,12 @@ def test_a_run_prints_a_table_and_writes_all_figures(tmp_path):
     assert result.exit_code == 0, result.output
     assert "llama, weights in float32" in result.output
     document = json.loads(path.read_text())
-    assert document["schema"] == "headrace.bench.kv_dtypes/1"
+    assert document["schema"] == "headrace.bench.kv_dtypes/2"
     assert document["num_tokens"] == 128
     rows = {row["dtype"]: row for row in document["weights"]["float32"]}
     assert tuple(rows) == DTYPES
-    assert rows["float32"]["max_error"] == 0
+    assert rows["float32"]["loss"]["max_error"] == 0
     assert rows["float32"]["golden_kept"] == 1
-    assert rows["float32"]["agreement"] == 1
-    assert rows["int8"]["mean_error"] < rows["fp8_e5m2"]["mean_error"]
+    assert rows["float32"]["loss"]["agreement"] == 1
+    assert rows["int8"]["loss"]["mean_error"] < rows["fp8_e5m2"]["loss"]["mean_error"]
     assert all(row["step_ms"][0] > 0 for row in rows.values())

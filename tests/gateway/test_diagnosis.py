@@ -70,6 +70,20 @@ def test_bf16_instructions_decide_which_dtype_is_advised():
     assert "--dtype float32" in check.why
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_said"),
+    [
+        (("amx_bf16", "amx_int8"), True),
+        (("avx512_bf16", "avx512_vnni"), True),
+        (("avx2", "avx_vnni"), True),
+        (("avx512_bf16",), False),
+        (("avx2",), False),
+    ],
+)
+def test_instructions_for_eight_bits_are_worth_a_hint(flags, is_said):
+    assert ("--quantization int8" in check_cpu(make_machine(cpu_flags=flags)).why) == is_said
+
+
 def test_a_limited_or_unknown_cpu_is_said_to_be_one():
     check = check_cpu(make_machine(cpu=None, cpu_quota=1.5, cpu_flags=()))
     assert check.value == "unknown CPU, 2 CPUs, limited to 1.5; no flags"

@@ -37,13 +37,16 @@ THREES = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
 # Query heads per kv head: 2, 4, 3 and 1; and every dtype of the KV cache.
 RUNNERS = {
     "llama-float32": lambda: warm_tiny_runner("llama", "float32"),
-    "mistral-bfloat16": lambda: warm_tiny_runner("mistral", "bfloat16"),
+    "mistral-window-bfloat16": lambda: warm_tiny_runner("mistral_window", "bfloat16"),
     "threes-bfloat16": lambda: warm_random_runner("bfloat16", **THREES),
     "ones-float32": lambda: warm_random_runner("float32", num_key_value_heads=4),
     **{
         f"threes-bfloat16-{dtype}": partial(warm_random_runner, "bfloat16", dtype, **THREES)
         for dtype in ("float16", "fp8_e4m3", "fp8_e5m2", "int8")
     },
+    "threes-bfloat16-quantized": lambda: warm_random_runner(
+        "bfloat16", quantization="int8", **THREES
+    ),
     # All others run on the kernel that a server here would take.
     "llama-float32-reference": lambda: warm_tiny_runner("llama", "float32", kernel="reference"),
     "threes-bfloat16-reference": lambda: warm_random_runner(

@@ -243,7 +243,9 @@ def test_without_memory_a_step_fails_and_the_process_lives(tmp_path):
     assert "there is no memory for attention" in told
 
 
-@pytest.mark.parametrize("defines", [("HEADRACE_NO_AMX",), ("HEADRACE_NO_AMX", "HEADRACE_NO_BF16")])
+@pytest.mark.parametrize(
+    "defines", [("HEADRACE_NO_AMX",), ("HEADRACE_NO_AMX", "HEADRACE_NO_BF16", "HEADRACE_NO_VNNI")]
+)
 def test_other_instructions_give_right_answers_too(defines):
     """What this machine would run if it had less; the self-test is independent of the kernel."""
     recipe = make_recipe(kernels_dir(cache_dir()), defines=defines)

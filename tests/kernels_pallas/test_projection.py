@@ -35,14 +35,18 @@ def native():
         pytest.skip("no compiler here, or no instructions for bfloat16")
 
 
-def test_packed_weights_are_pairs_of_inputs_with_sixteen_outputs_side_by_side():
-    w = np.arange(32 * 64, dtype=np.int32).reshape(32, 64)
-    [packed] = packed_of(w)
-    assert packed.shape == (2, 2, 16, 16, 2)
+@pytest.mark.parametrize(("dtype", "per_word"), [("int16", 2), ("bfloat16", 2), ("int8", 4)])
+def test_packed_weights_are_words_of_inputs_with_sixteen_outputs_side_by_side(dtype, per_word):
+    w = (np.arange(32 * 64) % 251 - 125).astype(dtype).reshape(32, 64)
+    packed, depth = np.empty(packed_shape(32, 64, dtype=dtype), dtype), 16 * per_word
+    assert packed.shape == (1, 2, 64 // depth, 16, 16, per_word)
+    pack(w, packed[0])
     for output, number in ((0, 0), (1, 0), (17, 37), (31, 63)):
-        place = (output // 16, number // 32, number % 32 // 2, output % 16, number % 2)
-        assert packed[place] == w[output, number]
-    assert unpacked_shape(packed_shape(32, 64, num_layers=7)) == (32, 64)
+        tile, word = number // depth, number % depth // per_word
+        assert (
+            packed[0, output // 16, tile, word, output % 16, number % per_word] == w[output, number]
+        )
+    assert unpacked_shape(packed_shape(32, 64, dtype=dtype, num_layers=7)) == (32, 64)
 
 
 def test_weights_may_lie_in_any_order_and_type():
@@ -57,6 +61,8 @@ def test_whole_panels_and_tiles_can_be_packed():
     assert can_pack(49152, 576)
     assert not can_pack(48, 32)
     assert not can_pack(32, 48)
+    assert can_pack(49152, 576, dtype="int8")
+    assert not can_pack(32, 32, dtype="int8")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 130, 300])

@@ -40,6 +40,16 @@ def test_a_linear_layer_is_x_times_the_transposed_weight_plus_bias():
     np.testing.assert_array_equal(linear(jnp.array([[1.0, 10.0]])), [[31, 63, 95]])
 
 
+def test_a_linear_layer_of_eight_bits_multiplies_its_scales_and_adds_its_bias():
+    linear = Linear(3, 2, bias=True, dtype=jnp.int8, packed=False)
+    linear.weight[...] = jnp.array([[1, 2, 3], [4, 5, -6]], jnp.int8)
+    linear.weight_scale[...] = jnp.array([0.5, 2.0])
+    linear.bias[...] = jnp.array([10.0, 20])
+    # 127 * 1 - 64 * 3, 127 * 4 + 64 * 6; then the scales.
+    y = linear(jnp.array([[127.0, 0, -63.6]]))
+    np.testing.assert_allclose(y, [[10 - 32.5, 20 + 1784]], rtol=1e-6)
+
+
 def test_a_linear_layer_without_bias_has_none():
     assert Linear(2, 3, bias=False, dtype=jnp.float32, packed=False).bias is None
 

@@ -6,6 +6,7 @@ from engine_builder import RandomCheckpoint
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
+from kernels_pallas.int8 import quantize
 from kernels_pallas.projection import pack
 
 
@@ -33,7 +34,7 @@ def test_tensors_go_where_their_names_say_and_join_by_rows():
 
     for ours, theirs in [
         (decoder.embedding, checkpoint.get("model.embed_tokens.weight")),
-        (decoder.lm_head, checkpoint.get("lm_head.weight")),
+        (decoder.lm_head.weight, checkpoint.get("lm_head.weight")),
         (decoder.norm.scale, checkpoint.get("model.norm.weight")),
         (
             layer.attention.qkv_proj.weight,
@@ -58,7 +59,7 @@ def test_packed_matrices_are_those_of_the_checkpoint_in_another_order():
     packed = load(checkpoint, dtype="bfloat16", packed=True)
     assert plain.lm_head is None
     for ours, theirs in [
-        (packed.lm_head[0], plain.embedding),
+        (packed.lm_head.weight[0], plain.embedding),
         *(
             (packed.stack.attention.qkv_proj.weight[index], layer.attention.qkv_proj.weight)
             for index, layer in enumerate(plain.layers)
@@ -90,7 +91,38 @@ def test_a_matrix_of_odd_size_is_not_packed_and_a_tied_one_then_not_doubled():
     assert packed.lm_head is None
     untied = RandomCheckpoint(vocab_size=300, tie_word_embeddings=False)
     head = load(untied, dtype="float32", packed=True).lm_head
-    np.testing.assert_array_equal(head[...], untied.get("lm_head.weight"))
+    np.testing.assert_array_equal(head.weight[...], untied.get("lm_head.weight"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantized_matrices_are_those_of_the_checkpoint_and_the_embedding_stays(packed, tied):
+    checkpoint = RandomCheckpoint(
+        vocab_size=320, intermediate_size=128, tie_word_embeddings=tied, model_type="qwen2"
+    )
+    decoder = load(checkpoint, dtype="bfloat16", packed=packed, quantization="int8")
+    embedding = checkpoint.get("model.embed_tokens.weight")
+    head = embedding if tied else checkpoint.get("lm_head.weight")
+    for linear, layer, matrix in [
+        (decoder.lm_head, 0, head),
+        *(
+            ((decoder.stack or decoder.layers[index]).mlp.down_proj, index, matrix)
+            for index in range(2)
+            for matrix in [checkpoint.get(f"model.layers.{index}.mlp.down_proj.weight")]
+        ),
+    ]:
+        values, scales = quantize(matrix)
+        weight, found = linear.weight[...], linear.weight_scale[...]
+        assert weight.dtype == jnp.int8
+        if packed:
+            expected = np.empty_like(weight[layer])
+            pack(values, expected)
+            np.testing.assert_array_equal(weight[layer], expected)
+        else:
+            np.testing.assert_array_equal(weight, values)
+        np.testing.assert_array_equal(found if found.ndim == 1 else found[layer], scales)
+    assert (decoder.stack is None) == (not packed)
+    np.testing.assert_array_equal(decoder.embedding[...], embedding.astype(jnp.bfloat16))
 
 
 def test_matrices_take_the_type_of_the_engine_and_norms_and_biases_stay_f32():

@@ -1,11 +1,11 @@
-"""Logits through a paged KV cache of any dtype: how far they are off, and how long they take.
+"""Logits of decoders through paged KV caches: how far they are off, and how long they take.
 
 Unlike the other measurements this looks inside the engine: no server tells all its logits.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -29,11 +29,27 @@ from kernels_pallas.work_plan import (
     plan_prefill_tiles,
 )
 
-__all__ = ["BLOCK_SIZE", "CHUNK", "GoldenCase", "count_kept", "measure_losses", "time_steps"]
+__all__ = [
+    "BLOCK_SIZE",
+    "CHUNK",
+    "LOSS_HEADINGS",
+    "GoldenCase",
+    "LogitLoss",
+    "Losses",
+    "PagedDecoder",
+    "count_kept",
+    "longest_text",
+    "loss_cells",
+    "measure_losses",
+    "time_steps",
+]
 
 BLOCK_SIZE = 16
 CHUNK = 128
-REFERENCE: KVCacheDtype = "float32"
+
+LOSS_HEADINGS = ("logit error\nmean", "max", "KL\nnats", "same\nargmax", "perplexity")
+
+Losses = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +60,56 @@ class GoldenCase:
     output_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LogitLoss:
+    """What logits lose against a reference, over all positions of a text.
+
+    Attributes:
+        max_error, mean_error: absolute, over the vocabulary too.
+        kl_divergence: mean, in nats.
+        agreement: share of positions with the same likeliest token.
+        perplexity: of the text.
+    """
+
+    max_error: float
+    mean_error: float
+    kl_divergence: float
+    agreement: float
+    perplexity: float
+
+    @classmethod
+    def of(cls, losses: Losses) -> "LogitLoss":
+        """Sum up what `measure_losses` found."""
+        means = {name: float(values.astype(np.float64).mean()) for name, values in losses.items()}
+        return cls(
+            max_error=float(losses["max_error"].max()),
+            mean_error=means["mean_error"],
+            kl_divergence=means["kl_divergence"],
+            agreement=means["agrees"],
+            perplexity=math.exp(means["surprise"]),
+        )
+
+
+def loss_cells(loss: LogitLoss) -> tuple[str, ...]:
+    """Cells of a table under LOSS_HEADINGS."""
+    return (
+        f"{loss.mean_error:.4f}",
+        f"{loss.max_error:.2f}",
+        f"{loss.kl_divergence:.1e}",
+        f"{loss.agreement:.2%}",
+        f"{loss.perplexity:.3f}",
+    )
+
+
 class PagedDecoder:
-    """A decoder with a cache of one dtype, for one sequence after the other."""
+    """A decoder with a cache of one dtype, for one sequence after the other.
+
+    Args:
+        decoder: with weights of any kind.
+        model: its configuration.
+        dtype: of the cache.
+        max_len: tokens of the longest sequence.
+    """
 
     def __init__(
         self, decoder: Decoder, model: ModelConfig, dtype: KVCacheDtype, *, max_len: int
@@ -85,29 +149,31 @@ class PagedDecoder:
         return logits
 
 
+def longest_text(windows: Sequence[Sequence[int]], cases: Sequence[GoldenCase]) -> int:
+    """Return the tokens of the longest text that `measure_losses` and `count_kept` will see."""
+    return max(
+        *map(len, windows), *(len(case.prompt_ids) + len(case.output_ids) for case in cases), 1
+    )
+
+
 def measure_losses(
-    decoder: Decoder,
-    model: ModelConfig,
+    reference: PagedDecoder,
+    others: Mapping[str, PagedDecoder],
     windows: Sequence[Sequence[int]],
-    dtypes: Sequence[KVCacheDtype],
-) -> dict[KVCacheDtype, dict[str, NDArray[np.float32]]]:
-    """Compare every dtype with the reference at every position that has a next token.
+) -> dict[str, Losses]:
+    """Compare some decoders with a reference at every position that has a next token.
 
     Args:
-        decoder: with weights of any dtype.
-        model: its configuration.
+        reference: what is right.
+        others: to measure, by name.
         windows: token ids of pieces of a text, each of at least two.
-        dtypes: to measure.
 
     Returns:
-        For each dtype f32[positions] by name: "max_error" and "mean_error" of the logits over the
-        vocabulary, "kl_divergence" in nats, "agrees" (1 where the likeliest token is the same)
-        and "surprise", -log of the probability of the token that follows.
+        For each of the others f32[positions] by name: "max_error" and "mean_error" of the logits
+        over the vocabulary, "kl_divergence" in nats, "agrees" (1 where the likeliest token is the
+        same) and "surprise", -log of the probability of the token that follows.
     """
-    longest = max(map(len, windows))
-    reference = PagedDecoder(decoder, model, REFERENCE, max_len=longest)
-    others = {dtype: PagedDecoder(decoder, model, dtype, max_len=longest) for dtype in dtypes}
-    found: dict[KVCacheDtype, list[dict[str, NDArray[np.float32]]]] = {d: [] for d in dtypes}
+    found: dict[str, list[Losses]] = {name: [] for name in others}
     for window in windows:
         for first in range(0, len(window) - 1, CHUNK):
             # The last token is only a target.
@@ -116,27 +182,24 @@ def measure_losses(
             targets = np.zeros(CHUNK, np.int32)
             targets[:count] = window[first + 1 : first + 1 + count]
             expected = reference.logits(token_ids, first)
-            for dtype, other in others.items():
+            for name, other in others.items():
                 compared = _compare(expected, other.logits(token_ids, first), targets)
-                found[dtype].append({k: np.asarray(v)[:count] for k, v in compared.items()})
+                found[name].append({k: np.asarray(v)[:count] for k, v in compared.items()})
     return {
-        dtype: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        for dtype, parts in found.items()
+        name: {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        for name, parts in found.items()
     }
 
 
-def count_kept(
-    decoder: Decoder, model: ModelConfig, cases: Sequence[GoldenCase], dtype: KVCacheDtype
-) -> int:
+def count_kept(paged: PagedDecoder, cases: Sequence[GoldenCase]) -> int:
     """Count the golden answers that greedy decoding gives.
 
     It gives one exactly if each of its tokens is the likeliest after those before it. Chunks give
     the bits of single steps, so one pass over prompt and answer tells.
     """
-    texts = [(*case.prompt_ids, *case.output_ids) for case in cases]
-    paged = PagedDecoder(decoder, model, dtype, max_len=max(map(len, texts)))
     kept = 0
-    for case, text in zip(cases, texts, strict=True):
+    for case in cases:
+        text = (*case.prompt_ids, *case.output_ids)
         chosen: list[int] = []
         for first in range(0, len(text), CHUNK):
             token_ids = text[first : first + CHUNK]

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from bench.kv_dtype_loss import CHUNK, GoldenCase, count_kept, measure_losses, time_steps
+from bench.logit_loss import (
+    CHUNK,
+    GoldenCase,
+    LogitLoss,
+    PagedDecoder,
+    count_kept,
+    longest_text,
+    loss_cells,
+    measure_losses,
+    time_steps,
+)
 from engine_builder import tiny_decoder
 from golden_model import TINY_DIR
 
@@ -15,11 +25,17 @@ def golden():
     return np.load(TINY_DIR / "llama" / "golden.npz")
 
 
+def paged(dtype, max_len):
+    return PagedDecoder(*tiny_decoder("llama"), dtype, max_len=max_len)
+
+
 @pytest.fixture(scope="module")
 def losses(golden):
     # More than a chunk, and a second window that begins anew.
     prompt = golden["prompt_0"].tolist()
-    return measure_losses(*tiny_decoder("llama"), [prompt * 10, prompt], DTYPES)
+    max_len = len(prompt) * 10
+    others = {dtype: paged(dtype, max_len) for dtype in DTYPES}
+    return measure_losses(paged("float32", max_len), others, [prompt * 10, prompt])
 
 
 def test_the_reference_loses_nothing(losses):
@@ -58,9 +74,29 @@ def test_golden_answers_are_counted_when_every_token_is_kept(golden):
         GoldenCase(tuple(golden[f"prompt_{i}"].tolist()), tuple(golden[f"greedy_{i}"].tolist()))
         for i in "01"
     ]
-    assert count_kept(*tiny_decoder("llama"), cases, "float32") == 2
+    decoder = paged("float32", longest_text([], cases))
+    assert count_kept(decoder, cases) == 2
     wrong = GoldenCase(cases[0].prompt_ids, (*cases[0].output_ids[:-1], 7))
-    assert count_kept(*tiny_decoder("llama"), [wrong, cases[1]], "float32") == 1
+    assert count_kept(decoder, [wrong, cases[1]]) == 1
+
+
+def test_the_longest_text_is_a_window_or_a_case():
+    cases = [GoldenCase((1, 2, 3), (4, 5))]
+    assert longest_text([[1] * 4], cases) == 5
+    assert longest_text([[1] * 6, [1]], cases) == 6
+
+
+def test_positions_are_summed_up_for_a_table():
+    losses = {
+        "max_error": [1.0, 3.0],
+        "mean_error": [0.5, 0.25],
+        "kl_divergence": [0.0, 0.01],
+        "agrees": [1.0, 0.0],
+        "surprise": [0.0, 2 * np.log(2)],
+    }
+    loss = LogitLoss.of({name: np.array(values) for name, values in losses.items()})
+    assert loss == LogitLoss(3, 0.375, 0.005, 0.5, pytest.approx(2))
+    assert loss_cells(loss) == ("0.3750", "3.00", "5.0e-03", "50.00%", "2.000")
 
 
 def test_steps_of_every_dtype_are_timed():
