@@ -13,21 +13,31 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
+from numpy.typing import NDArray
 
 from jaxengine.batch import BatchBuilder, PackedStep
 from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
-from jaxengine.kv_cache import DeviceState, new_device_state
+from jaxengine.device_mesh import DeviceMesh
+from jaxengine.kv_cache import DeviceState
 from jaxengine.logprobs import read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.outputs import ItemLogprobs
+from jaxengine.processes import ProcessGroup, StepOrder
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
-from jaxengine.step_programs import Forwarded, make_choose, make_forward, make_steps
+from jaxengine.step_programs import (
+    Choose,
+    Forward,
+    Forwarded,
+    make_choose,
+    make_forward,
+    make_steps,
+)
 
 __all__ = ["JaxModelRunner", "StepResults"]
 
@@ -53,16 +63,18 @@ class StepResults(NamedTuple):
 
 
 class JaxModelRunner:
-    """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
+    """Runs steps of a decoder on a device, or several; implements engine_core.ModelRunner.
 
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
 
     Args:
-        decoder: with its weights.
-        model: what it looks like.
+        decoder: with its weights; from models.shard_loader where several devices share them.
+        model: what it looks like; a shard of the model, likewise.
         config: what to compile for.
+        devices: None takes JAX's first.
         state: an empty one; None allocates it.
+        group: the processes that run the same steps; None if this is the only one.
         programs_dir: where compiled programs are kept; None keeps none.
     """
 
@@ -72,11 +84,16 @@ class JaxModelRunner:
         model: ModelConfig,
         config: EngineConfig,
         *,
+        devices: DeviceMesh | None = None,
         state: DeviceState | None = None,
+        group: ProcessGroup | None = None,
         programs_dir: Path | None = None,
     ) -> None:
         self._model = model
         self._config = config
+        self._num_ahead = config.decode_steps
+        self._devices = devices or DeviceMesh(jax.devices()[:1])
+        self._group = group
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -92,16 +109,16 @@ class JaxModelRunner:
         self._ahead: dict[Bucket, jax.stages.Compiled] = {}  # several steps of decodes
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
-        self._state = new_device_state(model, config) if state is None else state
+        self._state = self._devices.new_state(model, config) if state is None else state
         self._no_rules = {
-            num_seqs: self._rule_layout(num_seqs).resident()
+            num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
         self._store = None
         if programs_dir is not None:
             shapes = jax.eval_shape(lambda x: x, (self._weights, self._state))
             facts = (repr(model), repr(jax.tree.structure(shapes)), repr(jax.tree.leaves(shapes)))
-            self._store = ProgramStore(programs_dir, facts=facts)
+            self._store = ProgramStore(programs_dir, facts=facts, devices=self._devices.devices)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -155,7 +172,8 @@ class JaxModelRunner:
                     self._program, repr((layout, self._num_ahead)), self.lower_ahead, layout
                 )
                 for layout in layouts
-                if self._runs_ahead(layout.bucket)
+                # Those that steps of nothing but decodes take.
+                if self._num_ahead > 1 and layout.bucket.num_tokens == layout.bucket.num_seqs
             }
             jobs = (*choosing.values(), *forwarding.values(), *ahead.values())
             for index, job in enumerate(jobs):
@@ -173,8 +191,25 @@ class JaxModelRunner:
         )
         self._guard.arm()
 
+    def follow(self) -> None:
+        """Run the steps of the process that leads, in place of `execute`, until it ends."""
+        assert self._group is not None
+        for order in self._group.orders():
+            if order.bucket is None:
+                self._state = self._devices.new_state(self._model, self._config)
+                continue
+            layout = self._builder.layouts[order.bucket]
+            if order.arrays["packed"].ndim > 1:
+                self._run_ahead(layout, order.arrays["packed"])
+                continue
+            resident = self._no_rules[layout.bucket.num_seqs]
+            rules = (order.arrays.get(name, getattr(resident, name)) for name in resident._fields)
+            self._run(layout, order.arrays["packed"], RuleArrays(*rules))
+
     def close(self) -> None:
-        """Stop counting compilations."""
+        """Let the processes that follow end, and stop counting compilations."""
+        if self._group is not None and self._group.leads:
+            self._group.dismiss()
         self._guard.disarm()
 
     def _program(
@@ -189,10 +224,9 @@ class JaxModelRunner:
 
     def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace one bucket's way through the layers, and lower it to the compiler's input."""
-        forward = make_forward(self._graph, self._weights_tree, layout)
-        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+        packed = self._devices.describe(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         state = self._state
-        return jax.jit(forward, donate_argnums=1).lower(
+        return jax.jit(self._forward_of(layout), donate_argnums=1).lower(
             self._weights, state.kv_cache, state.last_token, packed
         )
 
@@ -206,19 +240,29 @@ class JaxModelRunner:
                 packed=jnp.zeros(layout.choice.size, jnp.int32),
             )
         )
-        choose = make_choose(self._graph, self._weights_tree, layout.choice)
-        return jax.jit(choose).lower(
-            self._weights, self._state.last_token, forwarded, self._no_rules[num_seqs]
+        return jax.jit(self._choose_of(layout)).lower(
+            self._weights,
+            self._state.last_token,
+            self._devices.describe(forwarded),
+            self._no_rules[num_seqs],
         )
 
     def lower_ahead(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace `decode_steps` steps of one bucket, and lower them."""
-        steps = make_steps(self._graph, self._weights_tree, layout)
-        packed = jax.ShapeDtypeStruct((self._num_ahead, layout.size), jnp.int32)
+        steps = make_steps(self._forward_of(layout), self._choose_of(layout))
+        shape = jax.ShapeDtypeStruct((self._num_ahead, layout.size), jnp.int32)
+        packed = self._devices.describe(shape)
         state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
         return jax.jit(steps, donate_argnums=1).lower(
             self._weights, state.kv_cache, state.last_token, packed, rules
         )
+
+    def _forward_of(self, layout: BatchLayout) -> Forward:
+        return self._devices.spread_forward(make_forward(self._graph, self._weights_tree, layout))
+
+    def _choose_of(self, layout: BatchLayout) -> Choose:
+        choose = make_choose(self._graph, self._weights_tree, layout.choice)
+        return self._devices.spread_choose(choose)
 
     def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence["_JaxStep | _StepOfMany"]:
         """Launch steps without waiting for them; see engine_core.ModelRunner."""
@@ -228,7 +272,8 @@ class JaxModelRunner:
             layout = steps[0][0].layout if steps else None
             steps.append((*self._pack(output, layout), output.scheduled))
         if len(steps) > 1 and len(steps) == self._num_ahead:
-            sampled = self._launch_ahead([step for step, _, _ in steps])
+            packed = np.stack([step.packed for step, _, _ in steps])
+            sampled = self._launch_ahead(steps[0][0].layout, packed)
             return [_StepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(steps)]
         return [
             _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
@@ -249,14 +294,6 @@ class JaxModelRunner:
         np.asarray(results.sampled)
         return (time.perf_counter() - start_s) / repeats
 
-    @property
-    def _num_ahead(self) -> int:
-        return self._config.decode_steps
-
-    def _runs_ahead(self, bucket: Bucket) -> bool:
-        """Whether steps of nothing but decodes take this bucket, several at once."""
-        return self._num_ahead > 1 and bucket.num_tokens == bucket.num_seqs
-
     def _pack(
         self, output: SchedulerOutput, layout: BatchLayout | None = None
     ) -> tuple[PackedStep, RuleArrays]:
@@ -268,7 +305,9 @@ class JaxModelRunner:
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
-        self._state = new_device_state(self._model, self._config)
+        if self._group is not None:
+            self._group.tell(StepOrder(None, {}))
+        self._state = self._devices.new_state(self._model, self._config)
 
     def _measure_times(self) -> list[float]:
         """Return how long every bucket takes, and keep that for the next start."""
@@ -305,11 +344,18 @@ class JaxModelRunner:
             layout.views(packed)["rows"][:] = self._config.max_num_seqs
             start_s = time.perf_counter()
             rules = self._no_rules[layout.bucket.num_seqs]
-            np.asarray(self._launch(layout, packed, rules).sampled)
+            np.asarray(self._run(layout, packed, rules).sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
     def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
+        if self._group is not None:
+            sent = {name: a for name, a in rules._asdict().items() if isinstance(a, np.ndarray)}
+            order = StepOrder(self._builder.layouts.index(layout), {"packed": packed, **sent})
+            self._group.tell(order)
+        return self._run(layout, packed, rules)
+
+    def _run(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
         last_token = self._state.last_token
         kv_cache, forwarded, prompt_rows = self._forward[layout.bucket](
             self._weights, self._state.kv_cache, last_token, packed
@@ -320,20 +366,23 @@ class JaxModelRunner:
         self._state = DeviceState(kv_cache, last_token)
         return StepResults(sampled, rows, prompt_rows)
 
-    def _launch_ahead(self, steps: Sequence[PackedStep]) -> Int[Array, "K S"]:
+    def _launch_ahead(self, layout: BatchLayout, packed: NDArray[np.int32]) -> Int[Array, "K S"]:
         """Start several steps, none of which has rules; return their tokens."""
-        bucket = steps[0].layout.bucket
-        kv_cache, last_token, sampled = self._ahead[bucket](
-            self._weights,
-            self._state.kv_cache,
-            self._state.last_token,
-            np.stack([step.packed for step in steps]),
-            self._no_rules[bucket.num_seqs],
+        if self._group is not None:
+            order = StepOrder(self._builder.layouts.index(layout), {"packed": packed})
+            self._group.tell(order)
+        sampled = self._run_ahead(layout, packed)
+        sampled.copy_to_host_async()
+        return sampled
+
+    def _run_ahead(self, layout: BatchLayout, packed: NDArray[np.int32]) -> Int[Array, "K S"]:
+        state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
+        sampled: Int[Array, "K S"]
+        kv_cache, last_token, sampled = self._ahead[layout.bucket](
+            self._weights, state.kv_cache, state.last_token, packed, rules
         )
         self._state = DeviceState(kv_cache, last_token)
-        tokens: Int[Array, "K S"] = sampled
-        tokens.copy_to_host_async()
-        return tokens
+        return sampled
 
     def _rule_layout(self, num_seqs: int) -> RuleLayout:
         return RuleLayout(num_seqs, self._model.vocab_size, self._config.max_model_len)

@@ -25,7 +25,7 @@ from jaxengine.next_token import next_tokens
 from jaxengine.rule_arrays import RuleArrays
 from kernels_pallas.kv_cache import KVCache
 
-__all__ = ["Forwarded", "Weights", "make_choose", "make_forward", "make_steps"]
+__all__ = ["Choose", "Forward", "Forwarded", "Weights", "make_choose", "make_forward", "make_steps"]
 
 
 class Forwarded(NamedTuple):
@@ -134,15 +134,15 @@ def make_choose(
     return choose
 
 
-def make_steps(
-    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
-) -> Steps:
-    """Return several steps of one bucket after each other, to be compiled with the cache donated.
+def make_steps(forward: Forward, choose: Choose) -> Steps:
+    """Return several steps after each other, to be compiled with the cache donated.
 
-    Of their results only the sampled tokens come out. Arguments as of `make_forward`.
+    Of their results only the sampled tokens come out.
+
+    Args:
+        forward: of a bucket.
+        choose: of as many sequences.
     """
-    forward = make_forward(graph, tree, layout)
-    choose = make_choose(graph, tree, layout.choice)
 
     def steps(
         weights: Weights,

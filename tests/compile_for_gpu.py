@@ -30,7 +30,7 @@ from jaxengine.kv_cache import new_device_state
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
-from jaxengine.step_programs import make_forward, make_steps
+from jaxengine.step_programs import make_choose, make_forward, make_steps
 from kernels_pallas import mosaic_gpu, triton, tuning
 from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
@@ -154,12 +154,13 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
     graph, weights = nnx.split(decoder)
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
+    forward = make_forward(graph, tree, layout)
     if kind == "decodes":
         rules = RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len)
-        step: Any = make_steps(graph, tree, layout)
+        step: Any = make_steps(forward, make_choose(graph, tree, layout.choice))
         rest = [jax.ShapeDtypeStruct((4, layout.size), jnp.int32), jax.eval_shape(rules.resident)]
     else:
-        step = make_forward(graph, tree, layout)
+        step = forward
         rest = [jax.ShapeDtypeStruct((layout.size,), jnp.int32)]
     compiled = compile_for(
         "h200", step, leaves, state.kv_cache, state.last_token, *rest, donate=(1,)

@@ -16,7 +16,7 @@ from jaxengine.kv_cache import new_device_state
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
-from jaxengine.step_programs import make_steps
+from jaxengine.step_programs import make_choose, make_forward, make_steps
 
 ONE_LAYER = ModelConfig(
     family="qwen3",
@@ -49,7 +49,7 @@ def test_the_step_of_every_bucket_lowers_for_a_gpu(kernel):
         rules = RuleLayout(bucket.num_seqs, ONE_LAYER.vocab_size, config.max_model_len)
         program = lower_for(
             "h200",
-            make_steps(graph, tree, layout),
+            make_steps(make_forward(graph, tree, layout), make_choose(graph, tree, layout.choice)),
             leaves,
             state.kv_cache,
             state.last_token,
