@@ -435,9 +435,7 @@ class _StepOfMany:
     """One of several launched steps whose tokens come to the host together."""
 
     def __init__(self, sampled: Int[Array, "K S"], index: int, step: PackedStep) -> None:
-        self._sampled = sampled
-        self._index = index
-        self._step = step
+        self._sampled, self._index, self._step = sampled, index, step
         self.num_slots = step.layout.bucket.num_tokens
 
     def is_done(self) -> bool:
