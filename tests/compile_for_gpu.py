@@ -115,14 +115,14 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
             )
         )
         _, (q, _, batch, _) = layer_step(cache, num_tokens=128, sliding_window=WINDOW)
-        # Pairs of which each entry is in one; other dtypes than bfloat16 take what is in use. That
-        # also with all that may become of a score.
+        # Pairs of which each entry is in one, and what is in use with all that may become of a
+        # score; other dtypes than bfloat16 take what is in use.
         pairs = list(
             itertools.zip_longest(candidates("decode", head_dim), candidates("prefill", head_dim))
         )
         scores = {"sliding_window": WINDOW, "soft_cap": 50.0}
-        plain = [(*pair, {}) for pair in (pairs if dtype == "bfloat16" else pairs[:1])]
-        for decode, prefill, options in [*plain, (*pairs[0], scores)]:
+        cases = [*((*pair, {}) for pair in pairs), (*pairs[0], scores)]
+        for decode, prefill, options in cases if dtype == "bfloat16" else cases[:1]:
             attend = partial(
                 module.attend,
                 first_block=jnp.int32(0),
