@@ -52,6 +52,7 @@ def test_wishes_become_the_configuration_word_by_word():
         watermark=0.2,
         enable_prefix_caching=False,
         overlap=False,
+        decode_steps=3,
         num_step_records=77,
     )
     assert clamped_from is None
@@ -66,7 +67,7 @@ def test_wishes_become_the_configuration_word_by_word():
     assert (config.batch_window_s, config.scheduling_policy) == (0.5, "priority")
     assert (config.priority_aging_s, config.tenant_weights) == (3.0, {"alice": 2.0})
     assert (config.max_num_queued_tokens, config.queue_timeout_s) == (7000, 30.0)
-    assert config.num_step_records == 77
+    assert (config.decode_steps, config.num_step_records) == (3, 77)
 
 
 def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():
@@ -207,7 +208,8 @@ async def test_a_built_engine_serves():
         compile_progress=lambda *done: seen["compile"].append(done),
     )
     assert seen["weights"][-1] == (8, 8)
-    assert seen["compile"] == [(1, 2), (2, 2)]
+    # Two buckets, and the choice of tokens for eight sequences.
+    assert seen["compile"] == [(1, 3), (2, 3), (3, 3)]
     assert built.num_buckets == 2
     num_weights = sum(math.prod(shape) for shape in checkpoint.shapes.values())
     assert built.memory.weights == num_weights * 4
