@@ -41,8 +41,8 @@ from jaxengine.step_programs import (
 
 __all__ = ["JaxModelRunner", "StepResults"]
 
-# Times of an earlier start are taken if one of them is off by no more than this factor.
-MOST_PACE_CHANGE = 1.5
+# Times of an earlier start are taken, at today's pace, if that is off by no more than this factor.
+MOST_PACE_CHANGE = 3.0
 
 # Runs of that one, the smallest; the least counts.
 PACE_REPEATS = 5
