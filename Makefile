@@ -10,7 +10,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo test check format-check lint types imports pytest format \
-	gpu-tools gpu-compile bench lock clean
+	gpu-tools gpu-compile oldest-jax bench lock clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -28,7 +28,8 @@ run: $(STAMP)  ## Serve the default model at http://127.0.0.1:8000
 demo: $(STAMP)  ## Start a server on a free port, stream one chat, print its timings, stop the server
 	@$(BIN)/python -m bench.demo $(ARGS)
 
-test: check  ## Set up, then everything in check
+test: gpu-tools  ## Set up, with the compilers for GPUs, then everything in check
+	@$(MAKE) --no-print-directory check
 
 check: format-check lint types imports pytest  ## Format, lint, types, import contracts, tests
 
@@ -51,15 +52,26 @@ format: $(STAMP)  ## Format the code and apply the safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-GPU_TOOLS := .gpu-tools
+# The tests that compile for GPUs run wherever this folder exists.
+GPU_TOOLS := $(VENV)/gpu-tools
 
-$(GPU_TOOLS): $(STAMP) requirements/cuda.txt scripts/set_up_gpu_tools
-	@scripts/set_up_gpu_tools $(VENV) $@
+$(GPU_TOOLS): requirements/cuda.txt scripts/set_up_gpu_tools | $(STAMP)
+	@scripts/set_up_gpu_tools $(VENV) requirements/cuda.txt
 
 gpu-tools: $(GPU_TOOLS)  ## Install what compiles for NVIDIA GPUs without one (265 MB, 711 on disk)
 
 gpu-compile: $(GPU_TOOLS)  ## Compile every GPU kernel, and whole steps, for GPUs that are not there
 	$(BIN)/pytest -m gpu_tools $(ARGS)
+
+# An environment beside the other one; nothing is shared but the downloads.
+OLDEST := .venv-oldest-jax
+OLDEST_PINS := $(addsuffix ==0.11.2,jax jaxlib jax-cuda13-pjrt jax-cuda13-plugin) \
+	nvidia-cuda-nvcc nvidia-nvvm
+
+oldest-jax:  ## Test kernels, models and steps with the oldest JAX that is allowed (0.11.2)
+	@scripts/set_up $(OLDEST) requirements/oldest-jax.txt
+	@scripts/set_up_gpu_tools $(OLDEST) requirements/oldest-jax.txt
+	$(OLDEST)/bin/pytest tests/kernels_pallas tests/jaxengine tests/integration/test_golden_model.py $(ARGS)
 
 bench: $(STAMP)  ## Start a server, measure it at 1, 8, 32 and 64 streams, stop it
 	@$(BIN)/python -m bench.local $(ARGS)
@@ -72,7 +84,8 @@ lock:  ## Resolve requirements/*.txt again (needs uv); commit the result after m
 	$(COMPILE) pyproject.toml --extra serve -c requirements/lock.txt -o requirements/serve.txt
 	$(COMPILE) pyproject.toml --extra cuda -c requirements/lock.txt -o requirements/cuda.txt
 	echo hatchling | $(COMPILE) - -c requirements/lock.txt -o requirements/build.txt
+	printf '%s\n' $(OLDEST_PINS) | $(COMPILE) - --no-deps -o requirements/oldest-jax.txt
 
 clean:  ## Remove the environment and every cache of the tools
-	rm -rf $(VENV) $(GPU_TOOLS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

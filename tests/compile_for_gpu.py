@@ -22,21 +22,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from gpu_target import compile_for, layer_step
-from jaxengine.batch import BatchLayout
+from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import new_device_state
-from jaxengine.model_runner import make_step
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.rule_arrays import RuleLayout
+from jaxengine.step_programs import make_forward
 from kernels_pallas import mosaic_gpu, triton, tuning
 from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 
 # Where `make gpu-tools` puts the plugin and NVIDIA's assembler.
-TOOLS = Path(__file__).parents[1] / ".gpu-tools"
+TOOLS = Path(sys.prefix) / "gpu-tools"
 
 CUSTOM_CALL = r'custom_call_target="(?:__gpu\$xla.gpu.triton|mosaic_gpu_v2)"'
 
@@ -146,16 +145,13 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
     graph, weights = nnx.split(decoder)
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
-    rules = jax.eval_shape(
-        RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len).resident
-    )
     compiled = compile_for(
         "h200",
-        make_step(graph, tree, layout),
+        make_forward(graph, tree, layout),
         leaves,
-        state,
+        state.kv_cache,
+        state.last_token,
         jax.ShapeDtypeStruct((layout.size,), jnp.int32),
-        rules,
         donate=(1,),
     )
     memory = compiled.memory_analysis()
