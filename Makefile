@@ -10,7 +10,7 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo test check format-check lint types imports pytest format \
-	gpu-tools gpu-compile oldest-jax bench lock clean
+	gpu-tools gpu-compile oldest-jax clients bench lock clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -73,6 +73,9 @@ oldest-jax:  ## Test kernels, models and steps with the oldest JAX that is allow
 	@scripts/set_up_gpu_tools $(OLDEST) requirements/oldest-jax.txt
 	$(OLDEST)/bin/pytest tests/kernels_pallas tests/jaxengine tests/integration/test_golden_model.py $(ARGS)
 
+clients: $(STAMP)  ## Run small clients that others wrote against a server, in environments of their own
+	@$(BIN)/python tests/clients_real/run.py --light
+
 bench: $(STAMP)  ## Start a server, measure it at 1, 8, 32 and 64 streams, stop it
 	@$(BIN)/python -m bench.local $(ARGS)
 
@@ -84,8 +87,9 @@ lock:  ## Resolve requirements/*.txt again (needs uv); commit the result after m
 	$(COMPILE) pyproject.toml --extra serve -c requirements/lock.txt -o requirements/serve.txt
 	$(COMPILE) pyproject.toml --extra cuda -c requirements/lock.txt -o requirements/cuda.txt
 	echo hatchling | $(COMPILE) - -c requirements/lock.txt -o requirements/build.txt
+	for pins in requirements/clients/*.in; do $(COMPILE) $$pins -o $${pins%.in}.txt || exit; done
 	printf '%s\n' $(OLDEST_PINS) | $(COMPILE) - --no-deps -o requirements/oldest-jax.txt
 
 clean:  ## Remove the environment and every cache of the tools
-	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-clients $(OLDEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -152,20 +152,15 @@ def _attend(
                         )
                     return ring.visit(number, own_q, own_weights, visible, scoring, carry)
 
-                # All rows see all of a tile that ends before the first query and begins in the
-                # last one's window.
-                hidden = scoring.first_visible(end - 1) - begin
-                num_hidden = jnp.minimum(lax.div(hidden + size - 1, size), num_visits)
-                num_whole = lax.div(first_position + first_query + 1 - begin, size)
-                num_whole = jnp.maximum(num_whole, num_hidden)
+                # All rows see all of a tile that ends before the first query. With a window every
+                # tile is masked: another loop for its beginning spills registers.
+                num_whole = jnp.int32(0)
                 carry = nothing(head_dim)
-                if scoring.sliding_window is not None:
+                if scoring.sliding_window is None:
+                    num_whole = lax.div(first_position + first_query + 1, size)
                     carry = lax.fori_loop(
-                        0, num_hidden, functools.partial(visit, masked=True), carry
+                        0, num_whole, functools.partial(visit, masked=False), carry
                     )
-                carry = lax.fori_loop(
-                    num_hidden, num_whole, functools.partial(visit, masked=False), carry
-                )
                 acc, _, total = lax.fori_loop(
                     num_whole, num_visits, functools.partial(visit, masked=True), carry
                 )

@@ -53,6 +53,9 @@ LLAMA_8B = ModelConfig(
     rope_theta=500000.0,
 )
 
+# Tokens that the windowed layers of Mistral 7B and Gemma 2 see.
+WINDOW = 4096
+
 DTYPES: dict[str, tuple[KVCacheDtype, ...]] = {
     "triton": ("bfloat16", "float16", "fp8_e4m3", "int8"),
     "mosaic_gpu": ("bfloat16",),
@@ -109,12 +112,15 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
                 kernel=kernel,
             )
         )
-        _, (q, _, batch, _) = layer_step(cache, num_tokens=128)
-        # Pairs of which each entry is in one; other dtypes than bfloat16 take what is in use.
+        _, (q, _, batch, _) = layer_step(cache, num_tokens=128, sliding_window=WINDOW)
+        # Pairs of which each entry is in one; other dtypes than bfloat16 take what is in use. That
+        # also with all that may become of a score.
         pairs = list(
             itertools.zip_longest(candidates("decode", head_dim), candidates("prefill", head_dim))
         )
-        for decode, prefill in pairs if dtype == "bfloat16" else pairs[:1]:
+        scores = {"sliding_window": WINDOW, "soft_cap": 50.0}
+        plain = [(*pair, {}) for pair in (pairs if dtype == "bfloat16" else pairs[:1])]
+        for decode, prefill, options in [*plain, (*pairs[0], scores)]:
             attend = partial(
                 module.attend,
                 first_block=jnp.int32(0),
@@ -122,9 +128,10 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
                 scale=0.1,
                 decode=decode or pairs[0][0],
                 prefill=prefill,
+                **options,
             )
             compile_for(gpu, attend, q, cache, batch)
-            yield {"dtype": dtype, "decode": str(decode), "prefill": str(prefill)}
+            yield {"dtype": dtype, "decode": str(decode), "prefill": str(prefill), **options}
 
 
 def compile_step(kernel: str, kind: str) -> dict[str, Any]:

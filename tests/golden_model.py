@@ -7,7 +7,10 @@ from jaxengine.weights.source import ModelFiles, resolve_model
 
 GOLDEN_DIR = Path(__file__).parent / "golden"
 TINY_DIR = GOLDEN_DIR / "tiny"
-TINY_FAMILIES = ("llama", "llama3_rope", "mistral", "qwen2", "qwen3")
+TINY_FAMILIES = (
+    *("llama", "llama3_rope", "mistral", "qwen2", "qwen3"),
+    *("mistral_window", "qwen2_window", "gemma2"),
+)
 TINY_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 

@@ -31,7 +31,7 @@ def whole():
     """An answer through hosted_vllm/ and openai/"""
     for provider in ("hosted_vllm", "openai"):
         answer = ask(provider)
-        assert "Paris" in answer.choices[0].message.content
+        assert checks.is_answer(answer.choices[0].message.content)
         assert answer.usage.completion_tokens > 0
 
 
@@ -41,7 +41,7 @@ def streamed():
     for provider in ("hosted_vllm", "openai"):
         chunks = list(ask(provider, stream=True, stream_options={"include_usage": True}))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        assert "Paris" in text
+        assert checks.is_answer(text)
         assert any(getattr(chunk, "usage", None) for chunk in chunks)
 
 
@@ -49,7 +49,7 @@ def streamed():
 def rebuilt():
     """Its stream builder rebuilds the whole answer"""
     chunks = list(ask("hosted_vllm", stream=True))
-    assert "Paris" in litellm.stream_chunk_builder(chunks).choices[0].message.content
+    assert checks.is_answer(litellm.stream_chunk_builder(chunks).choices[0].message.content)
 
 
 @checks.add()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,27 +18,36 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = ROOT / ".venv-clients"
 
+PINS = ROOT / "requirements" / "clients"
+
+# Small enough for every change: all that they need is pinned in requirements/clients.
+LIGHT = ("openai", "langchain-openai", "llm")
 # Exactly these versions were run; what they need themselves is resolved anew.
-PACKAGES = {
-    "openai": ["openai[realtime]==3.57.0"],
-    "litellm": ["litellm==1.110.2"],
-    "langchain-openai": ["langchain-openai==1.7.4"],
-    "llm": ["llm==0.36"],
-    "schemathesis": ["schemathesis==4.32.5"],
-    "lm-eval": ["lm-eval[api]==0.4.13"],
-    "aiperf": ["aiperf==0.13.0"],
-    "inference-perf": ["inference-perf==0.7.0"],
+HEAVY = {
+    "litellm": "litellm==1.110.2",
+    "schemathesis": "schemathesis==4.32.5",
+    "lm-eval": "lm-eval[api]==0.4.13",
+    "aiperf": "aiperf==0.13.0",
+    "inference-perf": "inference-perf==0.7.0",
 }
+CLIENTS = (*LIGHT, *HEAVY)
+# A model of random weights that starts in seconds; the checks then only want any answer.
+TINY = (
+    *(str(ROOT / "tests" / "golden" / "tiny" / "llama"), "--served-model-name", "tiny"),
+    *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--num-kv-blocks", "120"),
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(PACKAGES)}")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(CLIENTS)}")
     parser.add_argument("--url", help="a server that runs; without it, one is started")
     parser.add_argument("--model", help="what the started server serves")
+    parser.add_argument("--light", action="store_true", help=f"{', '.join(LIGHT)}; a tiny model")
     parser.add_argument("--output-json", type=Path)
     options = parser.parse_args()
-    if unknown := set(options.clients) - PACKAGES.keys():
+    names = options.clients or (LIGHT if options.light else CLIENTS)
+    if unknown := set(options.clients) - set(CLIENTS):
         parser.error(f"unknown: {', '.join(unknown)}")
     report = {"environment": describe_environment(["run.py", *sys.argv[1:]]), "clients": {}}
     if options.output_json is not None and options.output_json.exists():
@@ -47,14 +57,16 @@ def main() -> int:
         url = options.url or server.url
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             model = json.load(answer)["data"][0]["id"]
-        for name in options.clients or PACKAGES:
+        for name in names:
             report["clients"][name] = {"model": model, **_run(name, url, model)}
             if options.output_json is not None:  # after each, so that what was run is not lost
                 text = json.dumps(report, indent=1) + "\n"
                 options.output_json.write_text(text, encoding="utf-8")
-    ran = [report["clients"][name] for name in options.clients or PACKAGES]
-    outcomes = [check["outcome"] for client in ran for check in client["checks"]]
-    return int("failed" in outcomes or not outcomes)
+    checks = [check for name in names for check in report["clients"][name]["checks"]]
+    counts = Counter(check["outcome"] for check in checks)
+    sys.stderr.flush()
+    sys.stdout.write(f"clients: {counts['passed']} passed, {counts['failed']} failed\n")
+    return int(counts["failed"] > 0 or counts["passed"] == 0)
 
 
 def _server(options, output):
@@ -62,17 +74,17 @@ def _server(options, output):
         return nullcontext()
     # Some requests that are made up ask for as much as the context holds.
     command = [find_headrace(), "serve", *([options.model] if options.model else [])]
-    command += ["--max-model-len", "512", "--dtype", "float32"]
+    command += TINY if options.light else ["--max-model-len", "512", "--dtype", "float32"]
     return running_server(command, startup_timeout_s=600, output=output)
 
 
-def _run(name, url, model):
+def _run(name, *arguments):
     """Run one client's checks; tell them as they come out."""
     sys.stderr.write(f"== {name}\n")
     python = _environment(name)
     script = HERE / f"check_{name.replace('-', '_')}.py"
     done = subprocess.run(
-        [python, script, url, model], stdout=subprocess.PIPE, text=True, check=False
+        [python, script, *arguments], stdout=subprocess.PIPE, text=True, check=False
     )
     try:
         result = json.loads(done.stdout.splitlines()[-1])
@@ -91,12 +103,19 @@ def _environment(name):
     folder = ENVIRONMENTS / name
     python = folder / "bin" / "python"
     done = folder / ".installed"
-    if not done.exists() or done.read_text(encoding="utf-8") != " ".join(PACKAGES[name]):
+    if name in LIGHT:
+        pins = PINS / f"{name}.txt"
+        packages, wanted = ["--no-deps", "--require-hashes", "-r", pins], pins.read_text("utf-8")
+    else:
+        packages, wanted = [HEAVY[name]], HEAVY[name]
+    if not done.exists() or done.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, "--only-binary", ":all:", *PACKAGES[name]], check=True)
-        done.write_text(" ".join(PACKAGES[name]), encoding="utf-8")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        # Our pip will do for all of them; to give each its own takes longer than most installs.
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+        install += ["--disable-pip-version-check", "--only-binary", ":all:"]
+        subprocess.run([*install, *packages], check=True)
+        done.write_text(wanted, encoding="utf-8")
     return python
 
 

@@ -249,6 +249,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
                 parameter.copy_(1 + 0.3 * noise)
+            elif name.startswith("model.embed") and model.config.model_type == "gemma2":
+                # It is scaled by 8, and must not drown what the layers add.
+                parameter.copy_(0.15 * noise)
             elif name.endswith("bias") or name.startswith("model.embed"):
                 parameter.copy_(0.5 * noise)
             else:

@@ -36,7 +36,7 @@ THREES = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
 # Query heads per kv head: 2, 4, 3 and 1; and every dtype of the KV cache.
 RUNNERS = {
     "llama-float32": lambda: warm_tiny_runner("llama", "float32"),
-    "mistral-bfloat16": lambda: warm_tiny_runner("mistral", "bfloat16"),
+    "mistral-window-bfloat16": lambda: warm_tiny_runner("mistral_window", "bfloat16"),
     "threes-bfloat16": lambda: warm_random_runner("bfloat16", **THREES),
     "ones-float32": lambda: warm_random_runner("float32", num_key_value_heads=4),
     **{

@@ -113,11 +113,11 @@ def test_the_product_is_close_to_that_of_floats(native):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_token_has_the_same_bits_whatever_it_is_computed_with(packed, native):
-    x = numbers(0, 300, 576)
-    values, scales = quantize(numbers(1, 96, 576))
+    x = numbers(0, 300, 192)
+    values, scales = quantize(numbers(1, 96, 192))
     w = pack(values) if packed else values
     whole = np.asarray(run(x, w, scales))
-    for start, end in ((0, 1), (299, 300), (3, 5), (10, 26), (10, 43), (100, 229)):
+    for start, end in ((0, 1), (3, 5), (10, 43), (100, 229)):
         np.testing.assert_array_equal(run(x[start:end], w, scales), whole[start:end])
 
 
