@@ -151,6 +151,9 @@ def check_devices(probe: JaxProbe, nvidia_driver: Path = Path("/proc/driver/nvid
     if probe.backend == "cpu" and nvidia_driver.exists():
         why = "an NVIDIA driver is loaded but JAX does not see a GPU: pip install 'headrace[cuda]'"
         return Check("devices", "warn", value, why)
+    if (number := len(probe.devices)) > 1:
+        why = f"one serves; --tensor-parallel-size {number} has all of them share a model"
+        return Check("devices", "ok", value, why)
     return Check("devices", "ok", value)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,13 +19,17 @@ from jaxengine.config import (
     Quantization,
     SchedulingPolicy,
 )
+from jaxengine.device_mesh import DeviceMesh, open_mesh
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import ModelError
-from jaxengine.kv_cache import kv_block_bytes, new_device_state, resolve_kv_cache_dtype
+from jaxengine.kv_cache import kv_block_bytes, resolve_kv_cache_dtype
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.models.loader import TensorSource, load_decoder
+from jaxengine.models.shard_loader import load_shards
+from jaxengine.models.sharding import shard_of
+from jaxengine.processes import ProcessGroup
 from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
 from jaxengine.weights.source import cache_dir
@@ -47,7 +52,8 @@ class EngineOptions:
     """What an operator asks for; None leaves the choice to us. Names as in EngineConfig.
 
     Attributes:
-        kv_cache_memory_bytes: size of the KV cache.
+        tensor_parallel_size: devices that share the model.
+        kv_cache_memory_bytes: size of the KV cache, on each device.
         kv_cache_memory_share: the same as a share of the memory.
         num_kv_blocks: the same as the number of blocks that requests can use. At most one of the
             three is given.
@@ -57,6 +63,7 @@ class EngineOptions:
     quantization: Quantization | None = None
     kv_cache_dtype: KVCacheDtype = "auto"
     attention_kernel: WantedKernel = "auto"
+    tensor_parallel_size: int = 1
     max_model_len: int | None = None
     max_num_batched_tokens: int = 512
     max_num_scheduled_tokens: int | None = None
@@ -99,10 +106,10 @@ class CheckpointSource(TensorSource, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """Where the memory of the device goes, in bytes.
+    """Where the memory goes, in bytes; of each device, where several share the model.
 
     Attributes:
-        weights: of the model, as they are on the device.
+        weights: of the model, or of a shard, as they are on the device.
         kv_cache: of all blocks, the reserved one included.
         workspace: what the largest step takes besides, and what all steps share.
         available: memory of the device.
@@ -126,15 +133,20 @@ class BuiltEngine:
         clamped_from: max_model_len as asked or as trained, if the KV cache cannot hold it.
         num_buckets: compiled programs.
         attention: the kernel of the attention, and why it.
+        shard: what each of `devices` has of the model; the model itself, where it is one.
+        runner: the device side of `engine`.
     """
 
     engine: AsyncEngine
     model: ModelConfig
+    shard: ModelConfig
     config: EngineConfig
     clamped_from: int | None
     num_buckets: int
     memory: MemoryUse
     attention: KernelChoice
+    devices: DeviceMesh
+    runner: JaxModelRunner
 
 
 def plan_engine(
@@ -148,8 +160,8 @@ def plan_engine(
 
     Args:
         options: the wishes.
-        model: the model to serve.
-        memory_bytes: memory of the device.
+        model: the model to serve, or a shard of it.
+        memory_bytes: memory of a device.
         kernel: the attention that serves.
 
     Returns:
@@ -219,17 +231,19 @@ def build_engine(
     weights_progress: Progress | None = None,
     compile_progress: Progress | None = None,
     programs_dir: Path | None = None,
+    group: ProcessGroup | None = None,
 ) -> BuiltEngine:
     """Load the weights, compile every bucket, and return the engine, not started yet.
 
     Args:
         checkpoint: the model to serve.
         options: the operator's wishes.
-        memory_bytes: memory of the device.
+        memory_bytes: memory of a device.
         eos_token_ids: ids that end an answer besides those that the configuration names.
         weights_progress: called with (tensors loaded, in all).
         compile_progress: called with (programs ready, in all).
         programs_dir: where compiled programs are kept for the next start; None keeps none.
+        group: the processes that serve together; None if this is the only one.
 
     Raises:
         ModelError: the model cannot be run as asked.
@@ -238,22 +252,30 @@ def build_engine(
     model = ModelConfig.from_hf(checkpoint.hf_config)
     all_eos = tuple(sorted({*model.eos_token_ids, *eos_token_ids}))
     model = replace(model, eos_token_ids=all_eos)
+    devices = open_mesh(options.tensor_parallel_size)
+    shard = shard_of(model, devices.num_devices)
     attention = _choose_attention(options, model)
+    if group is not None:
+        memory_bytes, programs_dir = group.least(memory_bytes), None
     config, clamped_from = plan_engine(
-        options, model, memory_bytes=memory_bytes, kernel=attention.kernel
+        options, shard, memory_bytes=memory_bytes, kernel=attention.kernel
     )
+    if group is not None:
+        group.check_agreement(repr((model, replace(config, tenant_weights={}))))
+    packed = _can_pack(config, attention)
     with ThreadPoolExecutor(1) as beside:
         # The device fills its memory, while the host arranges weights.
-        state = beside.submit(new_device_state, model, config)
-        decoder = load_decoder(
-            model,
-            checkpoint,
-            dtype=config.dtype,
-            packed=_can_pack(config, attention),
-            quantization=config.quantization,
-            progress=weights_progress,
-        )
-    runner = JaxModelRunner(decoder, model, config, state=state.result(), programs_dir=programs_dir)
+        state = beside.submit(devices.new_state, shard, config)
+        decoder = _load(checkpoint, model, devices, config, packed, weights_progress)
+    runner = JaxModelRunner(
+        decoder,
+        shard,
+        config,
+        devices=devices,
+        state=state.result(),
+        group=group,
+        programs_dir=programs_dir,
+    )
     runner.warm_up(progress=compile_progress)
     limits = EngineLimits(
         max_model_len=config.max_model_len,
@@ -271,16 +293,40 @@ def build_engine(
     return BuiltEngine(
         engine=AsyncEngine(core, limits),
         model=model,
+        shard=shard,
         config=config,
         clamped_from=clamped_from,
         num_buckets=len(runner.buckets),
         memory=MemoryUse(
-            weights=_weight_bytes(decoder),
-            kv_cache=config.num_blocks * _block_bytes(options, model, attention.kernel),
+            weights=_weight_bytes(decoder) // devices.num_devices,
+            kv_cache=config.num_blocks * _block_bytes(options, shard, attention.kernel),
             workspace=runner.workspace_bytes,
             available=memory_bytes,
         ),
         attention=attention,
+        devices=devices,
+        runner=runner,
+    )
+
+
+def _load(
+    checkpoint: CheckpointSource,
+    model: ModelConfig,
+    devices: DeviceMesh,
+    config: EngineConfig,
+    packed: bool,
+    progress: Progress | None,
+) -> Decoder:
+    """Load the model, or a shard of it on each device."""
+    sharding = devices.weights_sharding
+    load = load_decoder if sharding is None else partial(load_shards, sharding=sharding)
+    return load(
+        model,
+        checkpoint,
+        dtype=config.dtype,
+        packed=packed,
+        quantization=config.quantization,
+        progress=progress,
     )
 
 

@@ -18,11 +18,13 @@ from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
-from jaxengine.kv_cache import DeviceState, new_device_state
+from jaxengine.device_mesh import DeviceMesh
+from jaxengine.kv_cache import DeviceState
 from jaxengine.logprobs import read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.outputs import ItemLogprobs
+from jaxengine.processes import ProcessGroup, StepOrder
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
@@ -49,16 +51,18 @@ class StepResults(NamedTuple):
 
 
 class JaxModelRunner:
-    """Runs steps of a decoder on JAX's default device; implements engine_core.ModelRunner.
+    """Runs steps of a decoder on a device, or several; implements engine_core.ModelRunner.
 
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
 
     Args:
-        decoder: with its weights.
-        model: what it looks like.
+        decoder: with its weights; from models.shard_loader where several devices share them.
+        model: what it looks like; a shard of the model, likewise.
         config: what to compile for.
+        devices: None takes JAX's first.
         state: an empty one; None allocates it.
+        group: the processes that run the same steps; None if this is the only one.
         programs_dir: where compiled programs are kept; None keeps none.
     """
 
@@ -68,11 +72,15 @@ class JaxModelRunner:
         model: ModelConfig,
         config: EngineConfig,
         *,
+        devices: DeviceMesh | None = None,
         state: DeviceState | None = None,
+        group: ProcessGroup | None = None,
         programs_dir: Path | None = None,
     ) -> None:
         self._model = model
         self._config = config
+        self._devices = devices or DeviceMesh(jax.devices()[:1])
+        self._group = group
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -87,16 +95,16 @@ class JaxModelRunner:
         self._choose: dict[int, jax.stages.Compiled] = {}
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
-        self._state = new_device_state(model, config) if state is None else state
+        self._state = self._devices.new_state(model, config) if state is None else state
         self._no_rules = {
-            num_seqs: self._rule_layout(num_seqs).resident()
+            num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
         self._store = None
         if programs_dir is not None:
             shapes = jax.eval_shape(lambda x: x, (self._weights, self._state))
             facts = (repr(model), repr(jax.tree.structure(shapes)), repr(jax.tree.leaves(shapes)))
-            self._store = ProgramStore(programs_dir, facts=facts)
+            self._store = ProgramStore(programs_dir, facts=facts, devices=self._devices.devices)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -160,8 +168,22 @@ class JaxModelRunner:
         )
         self._guard.arm()
 
+    def follow(self) -> None:
+        """Run the steps of the process that leads, in place of `execute`, until it ends."""
+        assert self._group is not None
+        for order in self._group.orders():
+            if order.bucket is None:
+                self._state = self._devices.new_state(self._model, self._config)
+                continue
+            layout = self._builder.layouts[order.bucket]
+            resident = self._no_rules[layout.bucket.num_seqs]
+            rules = (order.arrays.get(name, getattr(resident, name)) for name in resident._fields)
+            self._run(layout, order.arrays["packed"], RuleArrays(*rules))
+
     def close(self) -> None:
-        """Stop counting compilations."""
+        """Let the processes that follow end, and stop counting compilations."""
+        if self._group is not None and self._group.leads:
+            self._group.dismiss()
         self._guard.disarm()
 
     def _program(
@@ -176,8 +198,10 @@ class JaxModelRunner:
 
     def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace one bucket's way through the layers, and lower it to the compiler's input."""
-        forward = make_forward(self._graph, self._weights_tree, layout)
-        packed = jax.ShapeDtypeStruct((layout.size,), jnp.int32)
+        forward = self._devices.spread_forward(
+            make_forward(self._graph, self._weights_tree, layout)
+        )
+        packed = self._devices.describe(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         state = self._state
         return jax.jit(forward, donate_argnums=1).lower(
             self._weights, state.kv_cache, state.last_token, packed
@@ -193,9 +217,14 @@ class JaxModelRunner:
                 packed=jnp.zeros(layout.choice.size, jnp.int32),
             )
         )
-        choose = make_choose(self._graph, self._weights_tree, layout.choice)
+        choose = self._devices.spread_choose(
+            make_choose(self._graph, self._weights_tree, layout.choice)
+        )
         return jax.jit(choose).lower(
-            self._weights, self._state.last_token, forwarded, self._no_rules[num_seqs]
+            self._weights,
+            self._state.last_token,
+            self._devices.describe(forwarded),
+            self._no_rules[num_seqs],
         )
 
     def execute(self, output: SchedulerOutput) -> "_JaxStep":
@@ -226,7 +255,9 @@ class JaxModelRunner:
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
-        self._state = new_device_state(self._model, self._config)
+        if self._group is not None:
+            self._group.tell(StepOrder(None, {}))
+        self._state = self._devices.new_state(self._model, self._config)
 
     def _measure_times(self) -> list[float]:
         """Return how long every bucket takes, and keep that for the next start."""
@@ -263,11 +294,18 @@ class JaxModelRunner:
             layout.views(packed)["rows"][:] = self._config.max_num_seqs
             start_s = time.perf_counter()
             rules = self._no_rules[layout.bucket.num_seqs]
-            np.asarray(self._launch(layout, packed, rules).sampled)
+            np.asarray(self._run(layout, packed, rules).sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
     def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
+        if self._group is not None:
+            sent = {name: a for name, a in rules._asdict().items() if isinstance(a, np.ndarray)}
+            order = StepOrder(self._builder.layouts.index(layout), {"packed": packed, **sent})
+            self._group.tell(order)
+        return self._run(layout, packed, rules)
+
+    def _run(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
         last_token = self._state.last_token
         kv_cache, forwarded, prompt_rows = self._forward[layout.bucket](
             self._weights, self._state.kv_cache, last_token, packed

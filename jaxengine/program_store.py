@@ -17,7 +17,7 @@ import os
 import pickle
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,15 +43,23 @@ class ProgramStore:
     Args:
         folder: made when there is something to keep.
         facts: what all of them depend on besides the source, the libraries and the machine.
+        devices: that they run on; None is JAX's first.
 
     Raises:
         ValueError: JAX's own compilation cache is on.
     """
 
-    def __init__(self, folder: Path, *, facts: Iterable[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        facts: Iterable[str],
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
         if jax.config.jax_compilation_cache_dir is not None:
             raise ValueError("programs cannot be kept while jax_compilation_cache_dir is set")
         self._folder = folder
+        self._devices = list(devices or jax.devices()[:1])
         key = hashlib.sha256()
         for fact in (*_surroundings(), *facts):
             key.update(hashlib.sha256(fact.encode()).digest())
@@ -69,7 +77,7 @@ class ProgramStore:
         try:
             executable, in_tree, out_tree = pickle.loads(pickled)
             program: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-                executable, in_tree, out_tree, execution_devices=jax.devices()[:1]
+                executable, in_tree, out_tree, execution_devices=self._devices
             )
         except Exception as error:  # JAX and pickle raise whatever they like
             logger.warning("compiling anew: %s cannot be loaded: %s", self._path(fact), error)

@@ -23,7 +23,7 @@ from jaxengine.next_token import next_tokens
 from jaxengine.rule_arrays import RuleArrays
 from kernels_pallas.kv_cache import KVCache
 
-__all__ = ["Forwarded", "Weights", "make_choose", "make_forward"]
+__all__ = ["Choose", "Forward", "Forwarded", "Weights", "make_choose", "make_forward"]
 
 
 class Forwarded(NamedTuple):

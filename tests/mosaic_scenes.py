@@ -89,8 +89,6 @@ def run(name: str) -> float:
         return largest_error(DECODES, DECODE_SPANS, decode_only=True)
     if name == "mixed":
         return largest_error(MIXED, MIXED_SPANS)
-    if name == "window":
-        return largest_error(replace(MIXED, sliding_window=WINDOW), WINDOW_SPANS)
     if name == "window_and_soft_cap":
         cache = replace(MIXED, sliding_window=WINDOW, soft_cap=2.0, block_size=64)
         return largest_error(cache, WINDOW_SPANS)

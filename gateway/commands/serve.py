@@ -45,6 +45,7 @@ from jaxengine.config import EngineConfig
 from jaxengine.host_memory import keep_freed_memory
 from jaxengine.host_threads import put_device_threads_behind
 from jaxengine.kv_cache import resolve_kv_cache_dtype
+from jaxengine.processes import ProcessGroup, ProcessOptions
 from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
 from kernels_pallas.gpu_graphs import put_loops_into_graphs
@@ -75,8 +76,10 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     door = Door(options)
     engine_options = _engine_options(options, door.tenant_weights)
+    process_options = _process_options(options)
     # What can be refused at once is not refused after minutes of loading.
-    check_address(options["host"], options["port"])
+    if process_options is None or process_options.process_id == 0:
+        check_address(options["host"], options["port"])
     if door.key_ring.is_open and not options["allow_unauthenticated"]:
         check_loopback(options["host"])
     port_file, chat_template = options["port_file"], options["chat_template"]
@@ -88,6 +91,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
         files = resolve_model(model, progress=progress)
     config = _gateway_config(options, model_name=files.name)
     keep_freed_memory()
+    group = _join(console, process_options)
     put_device_threads_behind()
     checkpoint = open_checkpoint(files)
     tokenizer = Tokenizer.from_model(files)
@@ -101,11 +105,12 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
             built = build_engine(
                 checkpoint,
                 engine_options,
-                memory_bytes=device_memory_bytes(jax.devices()[0]),
+                memory_bytes=_memory_bytes(engine_options, group),
                 eos_token_ids=tokenizer.eos_ids,
                 weights_progress=weights,
                 compile_progress=compiling,
-                programs_dir=_programs_dir(),
+                programs_dir=_programs_dir() if group is None else None,
+                group=group,
             )
         except ValueError as error:
             raise click.UsageError(as_options(str(error))) from error
@@ -117,6 +122,9 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
                 "try a smaller --kv-cache-memory-bytes, or --kv-cache-dtype fp8"
             ) from error
     _describe(console, files.name, built)
+    if group is not None and not group.leads:
+        _follow(console, built, group)
+        return
 
     metrics = Metrics(config.model_name, prefix=config.metrics_prefix)
     generator = TextGenerator(built.engine, tokenizer, template, config=config, metrics=metrics)
@@ -133,7 +141,10 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
         console.print(f"  metrics     {server.url}/metrics")
 
     server = Server(config, generator, metrics, keys=door.key_ring, tls=door.tls)
-    asyncio.run(_serve(server, built, door, on_listening))
+    try:
+        asyncio.run(_serve(server, built, door, on_listening))
+    finally:
+        built.runner.close()
 
 
 async def _serve(
@@ -178,6 +189,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
             quantization=options["quantization"],
             kv_cache_dtype=options["kv_cache_dtype"],
             attention_kernel=options["attention_kernel"],
+            tensor_parallel_size=options["tensor_parallel_size"],
             max_model_len=options["max_model_len"],
             max_num_batched_tokens=options["max_num_batched_tokens"],
             max_num_scheduled_tokens=options["max_num_scheduled_tokens"],
@@ -203,6 +215,51 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
         )
     except ValueError as error:
         raise click.UsageError(as_options(str(error))) from error
+
+
+def _process_options(options: ServeOptions) -> ProcessOptions | None:
+    """Return which process of several this is; None if it is the only one."""
+    address, number, index = (
+        options["coordinator_address"],
+        options["num_processes"],
+        options["process_id"],
+    )
+    if address is None and number is None and index is None:
+        return None
+    if address is None or number is None or index is None:
+        raise click.UsageError(
+            "give all of --coordinator-address, --num-processes and --process-id, or none"
+        )
+    try:
+        return ProcessOptions(coordinator_address=address, num_processes=number, process_id=index)
+    except ValueError as error:
+        raise click.UsageError(as_options(str(error))) from error
+
+
+def _join(console: Console, options: ProcessOptions | None) -> ProcessGroup | None:
+    """Wait for the other processes, if there are any."""
+    if options is None:
+        return None
+    console.print(
+        f"process {options.process_id} of {options.num_processes} waits for the others "
+        f"at {options.coordinator_address}"
+    )
+    try:
+        return ProcessGroup(options)
+    except ValueError as error:
+        raise click.ClickException(as_options(str(error))) from error
+
+
+def _follow(console: Console, built: BuiltEngine, group: ProcessGroup) -> None:
+    """Run the steps of process 0 until it ends; a signal does not end it before."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: logger.info("process 0 decides when to stop"))
+    console.print(f"process {group.process_id} of {group.num_processes} follows process 0")
+    try:
+        built.runner.follow()
+    except jax.errors.JaxRuntimeError as error:
+        raise click.ClickException(f"process 0 is gone: {str(error).splitlines()[0]}") from error
+    console.print("process 0 has ended")
 
 
 def _gateway_config(options: ServeOptions, *, model_name: str) -> GatewayConfig:
@@ -241,10 +298,21 @@ def _read_template(path: Path) -> str:
         raise click.ClickException(f"cannot read --chat-template {path}: {error}") from error
 
 
-def device_memory_bytes(device: jax.Device) -> int:
-    """Return the memory of a device: its own where it has some, as GPUs do, else the machine's."""
+def device_memory_bytes(device: jax.Device, *, num_sharing: int = 1) -> int:
+    """Return the memory of a device.
+
+    Args:
+        device: one of this process.
+        num_sharing: devices that share the machine's memory, where they have none of their own.
+    """
     own: int | None = (device.memory_stats() or {}).get("bytes_limit")
-    return own or read_machine().memory_bytes or UNKNOWN_MEMORY_BYTES
+    return own or (read_machine().memory_bytes or UNKNOWN_MEMORY_BYTES) // num_sharing
+
+
+def _memory_bytes(options: EngineOptions, group: ProcessGroup | None) -> int:
+    num_processes = 1 if group is None else group.num_processes
+    num_local = max(options.tensor_parallel_size // num_processes, 1)
+    return device_memory_bytes(jax.local_devices()[0], num_sharing=num_local)
 
 
 def _programs_dir() -> Path | None:
@@ -267,11 +335,19 @@ def _describe(console: Console, name: str, built: BuiltEngine) -> None:
     """Say what was decided: what an operator needs to know about capacity."""
     config: EngineConfig = built.config
     capacity = config.kv_capacity_tokens
-    device = jax.devices()[0]
     kind: str = config.dtype
     if config.quantization is not None:
         kind += f" with weights in {config.quantization}"
-    console.print(f"model {name} ({built.model.family}), {kind}, on {device.device_kind}")
+    device, number = built.devices.devices[0].device_kind, built.devices.num_devices
+    where = device if number == 1 else f"{number} devices ({device})"
+    console.print(f"model {name} ({built.model.family}), {kind}, on {where}")
+    if number > 1:
+        shard = built.shard
+        console.print(
+            f"tensor parallel: each device has {shard.num_heads} of {built.model.num_heads} query "
+            f"heads and {shard.num_kv_heads} of {built.model.num_kv_heads} kv heads; "
+            "the memory below is that of one device"
+        )
     if built.clamped_from is not None:
         console.print(
             f"max_model_len is {config.max_model_len}, not {built.clamped_from}: "

@@ -58,6 +58,10 @@ class ServeOptions(DoorOptions):
     queue_timeout: float
     kv_cache_dtype: KVCacheDtype
     attention_kernel: WantedKernel
+    tensor_parallel_size: int
+    coordinator_address: str | None
+    num_processes: int | None
+    process_id: int | None
     block_size: str
     kv_cache_memory_bytes: int | None
     kv_cache_memory_share: float | None
@@ -249,6 +253,26 @@ KV_CACHE = (
     ),
 )
 
+DEVICES = (
+    click.option(
+        "--tensor-parallel-size",
+        default=1,
+        type=click.IntRange(1, 1024),
+        help="Devices that share the model: each has a part of the heads and of the KV cache.",
+    ),
+    click.option(
+        "--coordinator-address",
+        metavar="HOST:PORT",
+        help="Where several processes meet that share the model: an address of process 0.",
+    ),
+    click.option("--num-processes", type=click.IntRange(1), help="How many there are."),
+    click.option(
+        "--process-id",
+        type=click.IntRange(0),
+        help="Which this is. Process 0 serves, the others follow it; all get the same options.",
+    ),
+)
+
 GATEWAY = (
     click.option(
         "--chat-template",
@@ -290,7 +314,7 @@ GATEWAY = (
 
 def serve_options[F: Callable[..., object]](command: F) -> F:
     """Add the options to a command that takes the fields of ServeOptions."""
-    for option in reversed((*WHERE, *STEPS, *SCHEDULING, *KV_CACHE, *GATEWAY, *DOOR)):
+    for option in reversed((*WHERE, *STEPS, *SCHEDULING, *KV_CACHE, *DEVICES, *GATEWAY, *DOOR)):
         command = option(command)
     return command
 

@@ -64,6 +64,8 @@ class ModelConfig:
         is_gemma2: embeddings are scaled by the square root of D, attention and MLP have a norm
             behind them as well, gates pass through GELU, and norms are stored less one.
         eos_token_ids: ids that end an answer.
+        num_shards: devices that share the model. Where there are several, heads and
+            `intermediate_size` are those of one shard (models.sharding); all else is the model's.
     """
 
     family: str
@@ -88,6 +90,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None
     is_gemma2: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
@@ -103,6 +106,12 @@ class ModelConfig:
                 raise ModelError(f"model config: {name}={getattr(self, name)} is out of range")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(f"model config: head_dim={self.head_dim} must be even")
+
+    @property
+    def vocab_rows(self) -> int:
+        """Tokens that a shard has the weights of: its part, or all where they do not divide."""
+        whole, rest = divmod(self.vocab_size, self.num_shards)
+        return self.vocab_size if rest else whole
 
     @property
     def attention_scale(self) -> float:

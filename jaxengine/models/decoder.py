@@ -32,6 +32,7 @@ from jaxengine.models.layers import (
     rope_frequencies,
     rope_tables,
 )
+from jaxengine.models.sharding import add_up, join_vocabulary, look_up
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import (
     ragged_paged_attention,
@@ -100,7 +101,8 @@ class Attention(nnx.Module):
             sliding_window=window,
             soft_cap=config.attention_soft_cap,
         )
-        return self.o_proj(out_TNH.reshape(num_tokens, q_size), layer), kv_cache
+        out_TD = self.o_proj(out_TNH.reshape(num_tokens, q_size), layer)
+        return add_up(out_TD, config.num_shards), kv_cache
 
 
 class MLP(nnx.Module):
@@ -108,6 +110,7 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
         model, hidden = config.hidden_size, config.intermediate_size
+        self.num_shards = config.num_shards
         self.is_gelu = config.is_gemma2
         self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
         self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
@@ -116,10 +119,12 @@ class MLP(nnx.Module):
         self, x_TD: Float[Array, "T D"], *, norm: RMSNorm, layer: Int[Array, ""]
     ) -> Float[Array, "T D"]:
         gate_up = self.gate_up_proj(x_TD, layer, norm=norm)
-        if not self.is_gelu:
-            return self.down_proj.of_gated(gate_up, layer)
-        gate_TF, up_TF = jnp.split(gate_up, 2, axis=-1)
-        return self.down_proj(jax.nn.gelu(gate_TF) * up_TF, layer)
+        if self.is_gelu:
+            gate_TF, up_TF = jnp.split(gate_up, 2, axis=-1)
+            down_TD = self.down_proj(jax.nn.gelu(gate_TF) * up_TF, layer)
+        else:
+            down_TD = self.down_proj.of_gated(gate_up, layer)
+        return add_up(down_TD, self.num_shards)
 
 
 class DecoderLayer(nnx.Module):
@@ -204,7 +209,7 @@ class Decoder(nnx.Module):
         quantization: Quantization | None = None,
     ) -> None:
         self.config = config
-        self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        self.embedding = nnx.Param(jnp.zeros((config.vocab_rows, config.hidden_size), dtype))
         if quantization is not None:
             dtype = jnp.dtype(quantization)
         layer = DecoderLayer(config, dtype=dtype, packed=packed)
@@ -218,7 +223,7 @@ class Decoder(nnx.Module):
             ]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, packed=packed)
+        head = Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, packed=packed)
         differs = quantization is not None or is_packed(head.weight.shape)
         self.lm_head = head if differs or not config.tie_embeddings else None
 
@@ -237,7 +242,7 @@ class Decoder(nnx.Module):
             Hidden states before the final norm, and the cache with this step's K and V.
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
-        x_TD = self.embedding[...][token_ids_T].astype(jnp.float32)
+        x_TD = look_up(self.embedding[...], token_ids_T, self.config)
         if self.config.is_gemma2:
             # Rounded as the weights are, which Gemma was trained with.
             scale = jnp.asarray(self.config.hidden_size**0.5, self.embedding[...].dtype)
@@ -281,7 +286,9 @@ class Decoder(nnx.Module):
         else:
             logits_SV = self.lm_head(x_SD, norm=self.norm)
         cap = self.config.logit_soft_cap
-        return logits_SV if cap is None else cap * jnp.tanh(logits_SV / cap)
+        if cap is not None:
+            logits_SV = cap * jnp.tanh(logits_SV / cap)
+        return join_vocabulary(logits_SV, self.config)
 
 
 @partial(jax.jit, static_argnames=("graph", "window", "decode_only"))

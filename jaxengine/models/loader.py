@@ -70,6 +70,7 @@ def load_decoder(
     dtype: DTypeLike,
     packed: bool = False,
     quantization: Quantization | None = None,
+    device: jax.Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the decoder and load its weights, each straight to the device.
@@ -82,6 +83,7 @@ def load_decoder(
         dtype: of the matrices.
         packed: as of Decoder.
         quantization: as of Decoder.
+        device: where to; None is JAX's first.
         progress: called with (tensors loaded, tensors in all), a joined one counted once.
 
     Raises:
@@ -118,7 +120,7 @@ def load_decoder(
                 num_loaded += 1
                 if progress is not None:
                     progress(num_loaded, total)
-        return [(p, old.replace(jax.device_put(arrays[p]))) for p, old in made.items()]
+        return [(p, old.replace(jax.device_put(arrays[p], device))) for p, old in made.items()]
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         loaded = [item for items in pool.map(load, read, made_of) for item in items]
@@ -178,7 +180,7 @@ def _check_names(config: ModelConfig, needed: set[str], source: TensorSource) ->
 
 def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
     """Map each parameter of a decoder with single layers to its tensors, stacked by rows."""
-    vocab, model, hidden = config.vocab_size, config.hidden_size, config.intermediate_size
+    vocab, model, hidden = config.vocab_rows, config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     norm_offset = 1.0 if config.is_gemma2 else 0.0
     parts: dict[Path, _Parts] = {

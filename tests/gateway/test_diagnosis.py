@@ -153,6 +153,12 @@ def test_devices_are_listed_with_their_memory(tmp_path: Path):
     assert check_devices(CPU, tmp_path / "none").status == "ok"
 
 
+def test_several_devices_are_told_how_to_share_a_model(tmp_path: Path):
+    check = check_devices(JaxProbe("gpu", GPU.devices * 4), tmp_path)
+    assert check.status == "ok"
+    assert "--tensor-parallel-size 4" in check.why
+
+
 def test_a_gpu_that_jax_does_not_see_is_pointed_out(tmp_path: Path):
     check = check_devices(CPU, nvidia_driver=tmp_path)
     assert check.status == "warn"

@@ -78,8 +78,8 @@ async def test_at_a_stop_a_websocket_hears_goaway_first_and_its_streams_finish(s
         engine.step(3)
         assert (await ws.receive_json())["text"] == "def"
         assert (await ws.receive_json())["type"] == "done"
+        assert (await ws.receive()).data == 1012  # and the answer to that, which the stop awaits
         await stopping
-        assert (await ws.receive()).data == 1012
 
 
 async def test_a_stop_ends_what_does_not_finish_in_time_with_an_error_event(start_gateway):

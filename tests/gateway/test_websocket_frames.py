@@ -156,3 +156,5 @@ async def test_a_client_that_says_too_much_waits_and_nobody_else(monkeypatch):
         await other.send(start("b", "other"))
         await other.answer("b")
         assert len(gateway.engine.submitted) == 1
+        # It would wait for an hour to be told of a close.
+        chatty.ws._response.connection.transport.abort()

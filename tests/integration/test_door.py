@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from gateway.api_keys import ApiKey, hash_of_key, write_keys
+from gateway.key_ring import KeyRing
 from serving import TINY, served
 
 SECRET_PROMPT = "nobody must read this in a log"
@@ -75,33 +76,33 @@ async def test_keys_come_and_go_by_sighup_and_no_secret_gets_into_the_log(key_fi
     assert SECRET_PROMPT not in server.log
 
 
-async def test_the_stock_client_knows_what_it_is_told(key_file):
-    with served(*TINY, "--api-keys-file", str(key_file)) as server:
+async def test_the_stock_client_knows_what_it_is_told(start_gateway):
+    gateway = await start_gateway(keys=KeyRing([key("alice", requests_per_minute=3)]))
 
-        def client(name):
-            return openai.AsyncOpenAI(
-                base_url=f"{server.url}/v1", api_key=f"key-of-{name}", max_retries=0
-            )
+    def client(name):
+        return openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key=f"key-of-{name}", max_retries=0
+        )
 
-        async with client("alice") as alice, client("nobody") as nobody:
-            with pytest.raises(openai.AuthenticationError) as refused:
-                await nobody.models.list()
-            assert refused.value.code == "invalid_api_key"
-            ask = {"model": "tiny", "prompt": "x", "max_tokens": 1}
-            with pytest.raises(openai.PermissionDeniedError) as forbidden:
-                await alice.completions.create(**ask, extra_body={"tenant": "root"})
-            assert forbidden.value.param == "tenant"
-            for _ in range(3):
-                await alice.completions.create(**ask)
-            with pytest.raises(openai.RateLimitError) as limited:
-                await alice.completions.create(**ask)
-            assert limited.value.code == "requests_per_minute"
-            assert 1 <= int(limited.value.response.headers["Retry-After"]) <= 20
+    async with client("alice") as alice, client("nobody") as nobody:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await nobody.models.list()
+        assert refused.value.code == "invalid_api_key"
+        ask = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        with pytest.raises(openai.PermissionDeniedError) as forbidden:
+            await alice.completions.create(**ask, extra_body={"tenant": "root"})
+        assert forbidden.value.param == "tenant"
+        for left in (2, 1, 0):
+            answer = await alice.completions.with_raw_response.create(**ask)
+            assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
+        with pytest.raises(openai.RateLimitError) as limited:
+            await alice.completions.create(**ask)
+        assert limited.value.code == "requests_per_minute"
+        assert 1 <= int(limited.value.response.headers["Retry-After"]) <= 20
 
 
-async def test_a_sighup_without_keys_does_not_end_the_server():
-    with served(*TINY) as server:
-        server.process.send_signal(signal.SIGHUP)
-        await asyncio.to_thread(server.wait_for_line, "neither a key file nor a certificate")
-        async with aiohttp.ClientSession(server.url) as session:
-            assert await status(session, "/ready") == 200
+async def test_a_sighup_without_keys_does_not_end_the_server(tiny_server):
+    tiny_server.process.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(tiny_server.wait_for_line, "neither a key file nor a certificate")
+    async with aiohttp.ClientSession(tiny_server.url) as session:
+        assert await status(session, "/ready") == 200

@@ -5,10 +5,6 @@ def test_decodes_of_one_and_several_splits_and_tiles():
     assert error_without_races("decodes") < 1e-2
 
 
-def test_splits_that_begin_before_a_window_and_soft_caps():
-    assert error_without_races("window_and_soft_cap") < 1e-2
-
-
 def test_a_race_would_be_found():
     answer = interpret("a_store_before_its_data")
     assert "RACE DETECTED" in answer.stdout + answer.stderr

@@ -108,11 +108,8 @@ def test_query_heads_share_kv_heads(heads, kv_heads, head_dim, dtype):
 @pytest.mark.parametrize(
     ("window", "soft_cap", "dtype"),
     [
-        (1, None, "float32"),
         (100, 3.0, "float32"),
-        (600, None, "bfloat16"),  # of two splits
-        (129, 20.0, "fp8_e4m3"),
-        (None, 2.0, "int8"),
+        (600, 20.0, "bfloat16"),  # of two splits
     ],
 )
 def test_windows_and_soft_caps(window, soft_cap, dtype):
@@ -121,7 +118,7 @@ def test_windows_and_soft_caps(window, soft_cap, dtype):
 
 
 def test_what_lies_before_the_window_changes_no_bit():
-    cache = replace(SCENE, dtype="bfloat16", sliding_window=600)
+    cache = replace(SCENE, dtype="bfloat16", sliding_window=600, soft_cap=20.0)
     context, blocks = random_context(1, 900), shuffled_blocks(1, [57], cache.num_blocks)[0]
     other = Context(context.q, context.k.copy(), context.v.copy())
     other.k[:280] = other.v[:280] = POISON  # position 880 sees from 281 on

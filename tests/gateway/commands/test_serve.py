@@ -75,6 +75,9 @@ def use_no_cache(monkeypatch, tmp_path) -> None:
         ("--max-body-bytes", "much"),
         ("--header-timeout", "0"),
         ("--send-timeout", "nan"),
+        ("--tensor-parallel-size", "0"),
+        ("--num-processes", "0"),
+        ("--process-id", "-1"),
     ],
 )
 def test_a_bad_value_is_refused_and_its_option_named(capsys, option, value):
@@ -116,6 +119,19 @@ def test_a_port_file_that_is_a_folder_is_refused(capsys, tmp_path):
         (
             ["--kv-cache-memory-share", "10%", "--num-kv-blocks", "10"],
             "Error: give only one of --kv-cache-memory-share and --num-kv-blocks",
+        ),
+        (
+            ["--tensor-parallel-size", "64"],
+            "Error: --tensor-parallel-size 64 needs as many devices, but there is 1 (cpu); "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=64 makes as many of a CPU, to try it",
+        ),
+        (
+            ["--num-processes", "2"],
+            "Error: give all of --coordinator-address, --num-processes and --process-id, or none",
+        ),
+        (
+            [*("--num-processes", "2", "--process-id", "2"), "--coordinator-address", "h:1"],
+            "Error: --process-id must be from 0 to 1, got 2",
         ),
     ],
 )
@@ -212,6 +228,12 @@ def test_a_device_without_memory_of_its_own_has_that_of_the_machine(stats):
 
 def test_a_device_with_memory_of_its_own_has_that_and_no_more():
     assert device_memory_bytes(Device({"bytes_limit": 123 << 30})) == 123 << 30
+
+
+def test_devices_made_of_one_cpu_share_its_memory():
+    whole = read_machine().memory_bytes
+    assert device_memory_bytes(Device(None), num_sharing=4) == whole // 4
+    assert device_memory_bytes(Device({"bytes_limit": 123}), num_sharing=4) == 123
 
 
 def test_where_no_memory_is_known_there_is_a_little(monkeypatch):

@@ -22,12 +22,10 @@ BODIES = {
 STRANGERS = ("best_of", "suffix", "functions", "function_call", "user", "conversation", "x")
 
 VALUES = [
-    *(None, True, 0, -1, 2, 2**63, 10**30, 1.5, -0.5, 1e308, "", "x", "y" * 2000, "\x00"),
-    *([], {}, [None], [[]], [{}], [1], [-1], [2**70], ["a"], [""], ["a"] * 300),
-    *({"a": None}, {"a": 1}, {"type": "x"}, {"type": 1}, {"1": "x"}, {"99999999999": 1}),
+    *(None, True, -1, 2, 10**30, 1.5, 1e308, "", "x", "y" * 2000, "\x00"),
+    *([], {}, [None], [[]], [{}], [-1], [2**70], ["a"] * 300, {"a": None}, {"type": "x"}),
     [{"type": "function", "function": {"name": "f", "parameters": {"type": "y"}}}],
     [{"role": "user"}],
-    "[" * 200,
 ]
 
 

@@ -69,7 +69,6 @@ def test_the_same_weights_as_gguf_give_the_same_answers(architecture):
         ("float32", "float32", {"model_type": "qwen3", "tie_word_embeddings": False}),
         ("bfloat16", "bfloat16", {"quantization": "int8", **THREES}),
         ("float32", "float32", {"quantization": "int8", "model_type": "qwen2"}),
-        ("bfloat16", "bfloat16", {"model_type": "mistral", "sliding_window": 70, **THREES}),
     ],
     ids=str,
 )
