@@ -27,7 +27,7 @@ SchedulingPolicy = Literal["fair", "priority", "fcfs"]
 
 AT_LEAST_ONE = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_blocks"),
-    *("max_num_queued_tokens", "num_step_records"),
+    *("max_num_queued_tokens", "num_step_records", "decode_steps"),
 )
 NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
 POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
@@ -75,6 +75,9 @@ class EngineConfig:
             blocks if below 1, else a number of blocks.
         enable_prefix_caching: reuse the blocks of shared prompt beginnings.
         overlap: launch a step before the tokens of the one before are known on the host.
+        decode_steps: steps of nothing but decodes that the device runs at once, if nobody waits
+            and no rule needs to see a token first; more hides more of the host's work, and tokens
+            come in groups.
         token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
             leaves the choice to the model runner.
         num_step_records: steps that are kept for those who watch.
@@ -103,6 +106,7 @@ class EngineConfig:
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     overlap: bool = True
+    decode_steps: int = 1
     token_buckets: tuple[int, ...] = ()
     num_step_records: int = 1024
 

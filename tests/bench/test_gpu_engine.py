@@ -38,6 +38,23 @@ def test_of_requests_that_are_alike_a_step_is_measured_by_itself(engine):
     assert figures.row()["gap_share"] == pytest.approx(expected)
 
 
+def test_several_steps_at_once_are_counted_one_by_one():
+    engine = EngineUnderTest(
+        MODELS["tiny"],
+        kernel="reference",
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+        decode_steps=4,
+    )
+    one, four = (engine.run([(8, 9)] * 3, decode_steps=steps) for steps in (1, 4))
+    engine.close()
+    # A prompt and eight decodes.
+    assert one.steps == four.steps == 9
+    assert four.device_ms is None
+    assert four.step_ms > 0
+
+
 def test_a_token_of_a_prompt_meets_every_weight_but_the_embedding(engine):
     # Two layers: Q and O of 4 heads of 64, K and V of 2, and three matrices of 64 x 96. A product
     # and a sum for each; the norms are next to nothing.

@@ -49,6 +49,7 @@ def test_wishes_become_the_configuration_word_by_word():
         watermark=0.2,
         enable_prefix_caching=False,
         overlap=False,
+        decode_steps=3,
         num_step_records=77,
     )
     assert clamped_from is None
@@ -62,7 +63,7 @@ def test_wishes_become_the_configuration_word_by_word():
     assert (config.batch_window_s, config.scheduling_policy) == (0.5, "priority")
     assert (config.priority_aging_s, config.tenant_weights) == (3.0, {"alice": 2.0})
     assert (config.max_num_queued_tokens, config.queue_timeout_s) == (7000, 30.0)
-    assert config.num_step_records == 77
+    assert (config.decode_steps, config.num_step_records) == (3, 77)
 
 
 def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():

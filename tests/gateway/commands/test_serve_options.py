@@ -34,7 +34,7 @@ def test_the_defaults_are_those_of_the_configurations():
     for name in (
         *("dtype", "kv_cache_dtype", "max_num_batched_tokens", "max_num_scheduled_tokens"),
         *("max_num_seqs", "long_prefill_token_threshold", "batching", "scheduling_policy"),
-        *("priority_aging_s", "enable_prefix_caching", "overlap"),
+        *("priority_aging_s", "enable_prefix_caching", "overlap", "decode_steps"),
         *("num_step_records", "watermark"),
     ):
         assert given[name] == getattr(engine, name), name
