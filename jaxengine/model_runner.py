@@ -41,11 +41,8 @@ from jaxengine.step_programs import (
 
 __all__ = ["JaxModelRunner", "StepResults"]
 
-# Times of an earlier start are taken if one of them is off by no more than this factor.
-MOST_PACE_CHANGE = 1.5
-
-# Runs of that one, the smallest; the least counts.
-PACE_REPEATS = 5
+# Times of an earlier start are taken, at today's pace, if that is off by no more than this factor.
+MOST_PACE_CHANGE = 3.0
 
 # A compilation has threads of its own, but much of it is done by one.
 COMPILERS = max(2, min(8, (os.cpu_count() or 1) // 2))
@@ -325,7 +322,7 @@ class JaxModelRunner:
         if kept is None:
             return None
         times_s: list[float] = json.loads(kept)
-        pace = self._time(self._builder.layouts[0], repeats=PACE_REPEATS) / times_s[0]
+        pace = self._time(self._builder.layouts[0], repeats=5) / times_s[0]
         if not 1 / MOST_PACE_CHANGE <= pace <= MOST_PACE_CHANGE:
             return None
         return [time_s * pace for time_s in times_s]
