@@ -26,7 +26,7 @@ from bench.report import open_console, print_rows, write_json
 from jaxengine.host_memory import keep_freed_memory
 from jaxengine.models.layers import project
 from jaxengine.weights.source import cache_dir
-from kernels_pallas import int8, native
+from kernels_pallas import int8, native, projection
 from kernels_pallas.choice import choose_kernel, kernels_dir
 from kernels_pallas.projection import pack, packed_shape
 
@@ -106,10 +106,14 @@ def _weights(plain: Sequence[NDArray[np.generic]], side: str) -> Weights:
 
 
 def _multiply(x: jax.Array, weights: Weights, layer: int) -> jax.Array:
-    values = weights.values[layer] if isinstance(weights.values, list) else weights.values
+    if isinstance(weights.values, list):
+        w = weights.values[layer]
+        return (
+            project(x, w) if weights.scales is None else int8.project(x, w, weights.scales[layer])
+        )
     if weights.scales is None:
-        return project(x, values, layer)
-    return int8.project(x, values, weights.scales[layer], layer)
+        return projection.project(x, weights.values, layer)
+    return projection.project_int8(x, weights.values, weights.scales[layer], layer)
 
 
 def _call(weights: Weights, count: int, x: jax.Array) -> Callable[[], object]:

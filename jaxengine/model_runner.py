@@ -41,8 +41,8 @@ from jaxengine.step_programs import (
 
 __all__ = ["JaxModelRunner", "StepResults"]
 
-# Times of an earlier start are taken if one of them is off by no more than this factor.
-MOST_PACE_CHANGE = 1.5
+# Times of an earlier start are taken, at today's pace, if that is off by no more than this factor.
+MOST_PACE_CHANGE = 3.0
 
 # A compilation has threads of its own, but much of it is done by one.
 COMPILERS = max(2, min(8, (os.cpu_count() or 1) // 2))
@@ -322,7 +322,7 @@ class JaxModelRunner:
         if kept is None:
             return None
         times_s: list[float] = json.loads(kept)
-        pace = self._time(self._builder.layouts[0]) / times_s[0]
+        pace = self._time(self._builder.layouts[0], repeats=5) / times_s[0]
         if not 1 / MOST_PACE_CHANGE <= pace <= MOST_PACE_CHANGE:
             return None
         return [time_s * pace for time_s in times_s]
@@ -335,10 +335,10 @@ class JaxModelRunner:
     def _times_fact(self) -> str:
         return f"times of {self._builder.layouts!r}"
 
-    def _time(self, layout: BatchLayout) -> float:
+    def _time(self, layout: BatchLayout, *, repeats: int = 2) -> float:
         """Run a step without sequences; return the seconds that it took."""
         times_s = []
-        for _ in range(2):  # the first run of a program has things to set up
+        for _ in range(repeats):  # the first run of a program has things to set up
             packed = np.zeros(layout.size, np.int32)
             # Only the reserved block and the spare row are written.
             layout.views(packed)["rows"][:] = self._config.max_num_seqs

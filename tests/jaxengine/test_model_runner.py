@@ -131,7 +131,7 @@ def test_times_of_an_earlier_start_are_taken_at_todays_pace(tmp_path, monkeypatc
     monkeypatch.setattr(JaxModelRunner, "_program", lambda self, fact, lower, layout: None)
 
     def times_s(slowness):
-        def time_one(self, layout):
+        def time_one(self, layout, **repeats):
             timed.append(layout.bucket)
             return layout.bucket.num_tokens * slowness
 
