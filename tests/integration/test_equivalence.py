@@ -45,7 +45,7 @@ RUNNERS = {
         for dtype in ("float16", "fp8_e4m3", "fp8_e5m2", "int8")
     },
     "threes-bfloat16-quantized": lambda: warm_random_runner(
-        "bfloat16", quantization="int8", **THREES
+        "bfloat16", quantization="int8", vocab_size=320, intermediate_size=128, **THREES
     ),
     # All others run on the kernel that a server here would take.
     "llama-float32-reference": lambda: warm_tiny_runner("llama", "float32", kernel="reference"),
