@@ -227,15 +227,16 @@ class EngineUnderTest:
             core.step()
             ends_s.append(time.perf_counter())
             waits_s.append(runner.waited_s)
-            counts.append(max(1, runner.num_launched))  # nothing is launched at the end
+            counts.append(runner.num_launched)
+        shares = np.maximum(counts, 1)  # nothing is launched at the end
         return RunFigures(
             seconds=ends_s[-1] - ends_s[0] - runner.probed_s,
             prompt_tokens=sum(num for num, _ in lengths),
             output_tokens=sum(num for _, num in lengths),
             steps=sum(counts),
             # The prompts are done in the first half of the steps of every run here.
-            step_ms=1e3 * median((np.diff(ends_s) / counts)[len(counts) // 2 :].tolist()),
-            waited_ms=1e3 * median((np.array(waits_s) / counts)[len(counts) // 2 :].tolist()),
+            step_ms=1e3 * median((np.diff(ends_s) / shares)[len(counts) // 2 :].tolist()),
+            waited_ms=1e3 * median((np.array(waits_s) / shares)[len(counts) // 2 :].tolist()),
             device_ms=None if runner.device_s is None else 1e3 * runner.device_s,
         )
 

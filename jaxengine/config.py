@@ -32,7 +32,7 @@ AT_LEAST_ONE = (
 NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
 POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
 CHOICES = {
-    "quantization": (*get_args(Quantization), None),
+    "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVCacheDtype),
     "attention_kernel": get_args(AttentionKernel),
     "batching": get_args(BatchingMode),
@@ -121,10 +121,9 @@ class EngineConfig:
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)}"
-                )
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be positive, got {weight}")

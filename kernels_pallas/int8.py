@@ -55,7 +55,9 @@ def project(
     sums_TO = lax.dot_general(
         rounded_TI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
     )
-    return sums_TO.astype(jnp.float32) * scale_T1 * scale_O
+    # Or the compiler may join the last product with a sum that follows, and round only once.
+    product_TO: Array = lax.optimization_barrier(sums_TO.astype(jnp.float32) * scale_T1 * scale_O)
+    return product_TO
 
 
 def rotate[F: np.floating](rows: NDArray[F]) -> NDArray[F]:

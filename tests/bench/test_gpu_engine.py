@@ -25,7 +25,7 @@ def test_every_request_gets_all_of_its_tokens(engine, batching):
     figures = engine.run([(8, 3), (20, 5), (1, 1)], batching=batching)
     assert (figures.prompt_tokens, figures.output_tokens) == (29, 9)
     assert figures.seconds > 0
-    assert figures.steps >= 6
+    assert figures.steps >= 5
     assert 0 <= figures.waited_ms <= 1e3 * figures.seconds
     assert figures.device_ms is None
 
