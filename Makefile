@@ -71,7 +71,8 @@ OLDEST_PINS := $(addsuffix ==0.11.2,jax jaxlib jax-cuda13-pjrt jax-cuda13-plugin
 oldest-jax:  ## Test kernels, models and steps with the oldest JAX that is allowed (0.11.2)
 	@scripts/set_up $(OLDEST) requirements/oldest-jax.txt
 	@scripts/set_up_gpu_tools $(OLDEST) requirements/oldest-jax.txt
-	$(OLDEST)/bin/pytest tests/kernels_pallas tests/jaxengine tests/integration/test_golden_model.py $(ARGS)
+	$(OLDEST)/bin/pytest tests/kernels_pallas tests/jaxengine/models tests/jaxengine/test_model_runner*.py \
+		tests/integration/test_golden_model.py $(ARGS)
 
 clients: $(STAMP)  ## Run small clients that others wrote against a server, in environments of their own
 	@$(BIN)/python tests/clients_real/run.py --light

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.environment import describe_environment
 from bench.gpu_engine import MODELS, EngineUnderTest
-from bench.gpu_gateway import measure_gateway
+from bench.gpu_gateway import GatewayFailed, measure_gateway
 from bench.gpu_kernels import Ceilings, KernelSizes, measure_ceilings, measure_kernels
 from bench.gpu_tuning import rank_configs
 from bench.report import open_console, print_rows, write_json
@@ -49,6 +49,7 @@ class ModelPlan:
     Attributes:
         decode_batches: sequences of decode steps whose time is compared with the byte floor.
         context: tokens of each prompt there.
+        decode_steps: run the same once more with so many steps at once.
         prompts: (requests, prompt tokens) of which only the first token is wanted.
         same: (requests, prompt tokens, output tokens) that are all alike.
         published_s: what another engine is said to take for these.
@@ -61,6 +62,7 @@ class ModelPlan:
     name: str
     decode_batches: tuple[int, ...]
     context: int
+    decode_steps: int = 1
     prompts: tuple[int, int]
     same: tuple[int, int, int]
     published_s: float | None = None
@@ -99,12 +101,13 @@ FULL = GpuPlan(
             name="qwen3-0.6b",
             decode_batches=(1, 8, 64, 256),
             context=1024,
+            decode_steps=4,
             prompts=(16, 2048),
             same=(256, 1024, 1024),
             mixed=256,
             streams=(1, 8, 64, 256),
         ),
-        # Its 256 decodes are those of the 256 requests.
+        # The 256 decodes of the larger ones are those of their 256 requests.
         ModelPlan(
             name="qwen3-8b",
             decode_batches=(1, 8, 64),
@@ -115,10 +118,10 @@ FULL = GpuPlan(
         ),
         ModelPlan(
             name="llama-3-8b",
-            decode_batches=(1, 8),
+            decode_batches=(1, 8, 64),
             context=1024,
             prompts=(16, 2048),
-            same=(64, 1024, 512),
+            same=(256, 1024, 512),
         ),
     ),
     seconds=330.0,
@@ -142,6 +145,7 @@ DRY = GpuPlan(
             name="tiny",
             decode_batches=(1, 2),
             context=16,
+            decode_steps=2,
             prompts=(2, 16),
             same=(3, 8, 4),
             published_s=1.0,
@@ -172,6 +176,10 @@ class GpuReport:
         new.replace(self.path)  # whoever ends us now leaves a whole file
         shown = (f"{name}={_text(value)}" for name, value in row.items() if name != "entry")
         self.tell(f"{section}: {' '.join(shown)}")
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Name what went wrong; the run goes on."""
+        self.add("failed", {"what": what, "error": str(error)[:300]})
 
     def skip(self, what: str) -> None:
         """Name what there is no time for."""
@@ -208,7 +216,7 @@ def measure_gpu(plan: GpuPlan, report: GpuReport, *, dry_run: bool) -> None:
         try:
             model_start_s = _measure_model(model, kernel, ceilings, end_s, report)
         except Exception as error:  # one that does not fit must not end the others
-            report.add("failed", {"what": model.name, "error": str(error)[:300]})
+            report.fail(model.name, error)
 
 
 def _run_self_tests(
@@ -255,6 +263,7 @@ def _measure_model(
             sum(plan.stream_tokens),
             plan.prompts[1] + 1,
         ),
+        decode_steps=plan.decode_steps,
     )
     start_s = engine.start_s
     about = {"model": plan.name, "kernel": kernel}
@@ -266,8 +275,8 @@ def _measure_model(
             report.skip(f"{plan.name}, {what}")
         return late
 
-    def run_same(run: str, batch: int, prompt: int, output: int) -> dict[str, Any]:
-        figures = engine.run([(prompt, output)] * batch)
+    def run_same(run: str, batch: int, prompt: int, output: int, **changes: Any) -> dict[str, Any]:
+        figures = engine.run([(prompt, output)] * batch, **changes)
         # Steps are timed in the second half of the outputs.
         floor_s = engine.floor_bytes(batch, prompt + 3 * output // 4) / ceilings.bytes_per_s
         share = 1e3 * floor_s / figures.step_ms
@@ -277,7 +286,13 @@ def _measure_model(
     try:
         for batch in plan.decode_batches:
             if not is_late(run := f"{batch} decodes"):
-                report.add("engine", run_same(run, batch, plan.context, plan.context // 2))
+                lengths = (batch, plan.context, plan.context // 2)
+                report.add("engine", row := run_same(run, *lengths))
+                if plan.decode_steps > 1:
+                    run = f"{run}, {plan.decode_steps} steps at once"
+                    again = run_same(run, *lengths, decode_steps=plan.decode_steps)
+                    again["gap_share"] = max(0.0, 1 - row["device_ms"] / again["step_ms"])
+                    report.add("engine", again)
         if not is_late(run := "{} prompts of {}".format(*plan.prompts)):
             figures = engine.run([(plan.prompts[1], 1)] * plan.prompts[0])
             per_s = figures.prompt_tokens / figures.seconds
@@ -291,8 +306,12 @@ def _measure_model(
             report.add("engine", row)
         if plan.streams and not is_late("gateway"):
             prompt, output = plan.stream_tokens
-            for row in measure_gateway(engine, plan.streams, prompt_len=prompt, output_len=output):
-                report.add("gateway", {**about, **row})
+            rows = measure_gateway(engine, plan.streams, prompt_len=prompt, output_len=output)
+            try:
+                for row in rows:
+                    report.add("gateway", {**about, **row})
+            except GatewayFailed as error:
+                report.fail(f"gateway of {plan.name}", error)
         low, high = plan.mixed_lengths
         drawn = np.random.default_rng(0).integers(low, high + 1, (plan.mixed, 2)).tolist()
         for batching in BATCHING if plan.mixed else ():

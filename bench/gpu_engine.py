@@ -2,8 +2,8 @@
 
 import gc
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -131,6 +131,7 @@ class EngineUnderTest:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        decode_steps: int = 1,
     ) -> None:
         self.model = model
         self.config = EngineConfig(
@@ -143,6 +144,7 @@ class EngineUnderTest:
             block_size=BLOCK_SIZE,
             num_blocks=max_num_seqs * -(-max_model_len // BLOCK_SIZE) + 1,
             enable_prefix_caching=False,
+            decode_steps=decode_steps,
         )
         start_s = time.perf_counter()
         decoder = random_decoder(model)
@@ -189,12 +191,22 @@ class EngineUnderTest:
         return AsyncEngine(core, limits)
 
     def run(
-        self, lengths: Sequence[tuple[int, int]], *, batching: BatchingMode = "continuous"
+        self,
+        lengths: Sequence[tuple[int, int]],
+        *,
+        batching: BatchingMode = "continuous",
+        decode_steps: int = 1,
     ) -> RunFigures:
-        """Answer requests of (prompt, output) tokens that are all there from the beginning."""
-        probe = _probe_of(lengths)
+        """Answer requests of (prompt, output) tokens that are all there from the beginning.
+
+        Args:
+            lengths: of the requests.
+            batching: as in EngineConfig.
+            decode_steps: likewise; 1, or what there are programs for.
+        """
+        probe = _probe_of(lengths) if decode_steps == 1 else None
         runner = _WatchedRunner(self._runner, probe)
-        config = EngineConfig(**{**_fields(self.config), "batching": batching})
+        config = replace(self.config, batching=batching, decode_steps=decode_steps)
         core = EngineCore(config, runner, eos_token_ids=())
         rng = np.random.default_rng(0)
         for index, (num_prompt, num_output) in enumerate(lengths):
@@ -209,20 +221,22 @@ class EngineUnderTest:
                     arrival_time_s=time.monotonic(),
                 )
             )
-        ends_s, waits_s = [time.perf_counter()], []
+        ends_s, waits_s, counts = [time.perf_counter()], [], []
         while core.has_work:
-            runner.waited_s = 0.0
+            runner.waited_s, runner.num_launched = 0.0, 0
             core.step()
             ends_s.append(time.perf_counter())
             waits_s.append(runner.waited_s)
+            counts.append(runner.num_launched)
+        shares = np.maximum(counts, 1)  # nothing is launched at the end
         return RunFigures(
             seconds=ends_s[-1] - ends_s[0] - runner.probed_s,
             prompt_tokens=sum(num for num, _ in lengths),
             output_tokens=sum(num for _, num in lengths),
-            steps=len(waits_s),
+            steps=sum(counts),
             # The prompts are done in the first half of the steps of every run here.
-            step_ms=1e3 * median(np.diff(ends_s)[len(waits_s) // 2 :].tolist()),
-            waited_ms=1e3 * median(waits_s[len(waits_s) // 2 :]),
+            step_ms=1e3 * median((np.diff(ends_s) / shares)[len(counts) // 2 :].tolist()),
+            waited_ms=1e3 * median((np.array(waits_s) / shares)[len(counts) // 2 :].tolist()),
             device_ms=None if runner.device_s is None else 1e3 * runner.device_s,
         )
 
@@ -247,6 +261,7 @@ class _WatchedRunner:
 
     Attributes:
         waited_s: for the device, until it is set to zero.
+        num_launched: steps, likewise.
         device_s: of the step of the probe; None if there was none.
         probed_s: how long finding that out took.
     """
@@ -255,6 +270,7 @@ class _WatchedRunner:
         self._runner = runner
         self._probe = probe
         self.waited_s = 0.0
+        self.num_launched = 0
         self.device_s: float | None = None
         self.probed_s = 0.0
 
@@ -262,12 +278,17 @@ class _WatchedRunner:
     def compiles_after_ready(self) -> int:
         return self._runner.compiles_after_ready
 
-    def execute(self, output: SchedulerOutput) -> StepHandle:
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence[StepHandle]:
+        steps = self._runner.execute(map(self._watch, outputs))
+        return [_WatchedStep(self, step) for step in steps]
+
+    def _watch(self, output: SchedulerOutput) -> SchedulerOutput:
+        self.num_launched += 1
         if self._is_probe(output):
             start_s = time.perf_counter()
             self.device_s = self._runner.seconds_on_device(output, repeats=PROBE_REPEATS)
             self.probed_s = time.perf_counter() - start_s
-        return _WatchedStep(self, self._runner.execute(output))
+        return output
 
     def reset(self) -> None:
         self._runner.reset()
@@ -324,8 +345,3 @@ class _Shape:
 
     shape: tuple[int, ...]
     dtype: Any
-
-
-def _fields(config: EngineConfig) -> dict[str, Any]:
-    names: Collection[str] = config.__dataclass_fields__
-    return {name: getattr(config, name) for name in names}

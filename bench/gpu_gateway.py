@@ -25,7 +25,7 @@ from gateway.server import Server
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_files import TokenizerFiles
 
-__all__ = ["GatewayUnderTest", "measure_gateway", "random_tokenizer"]
+__all__ = ["GatewayFailed", "GatewayUnderTest", "measure_gateway", "random_tokenizer"]
 
 MAX_CLIENTS = 4
 CLIENT_TIMEOUT_S = 180.0

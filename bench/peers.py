@@ -1,6 +1,8 @@
 """`headrace bench peers`: the same work for headrace and for other servers, on this machine."""
 
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -178,7 +180,7 @@ def peers(
         raise click.UsageError(str(error)) from None
     except (ServerFailed, subprocess.SubprocessError) as error:
         raise click.ClickException(str(error)) from None
-    with kept_folder(cold_start) as folder:
+    with ended_in_order(), kept_folder(cold_start) as folder:
         runner = PeersRunner(
             plan=plan,
             cases=find_cases(golden_path, setup.model),
@@ -207,6 +209,20 @@ def peers(
             **result.as_dict(),
         },
     )
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A SIGTERM ends the block as an error does, so that no server stays behind."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

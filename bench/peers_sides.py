@@ -41,6 +41,7 @@ SERVER_PEERS = (VLLM, LLAMA)  # whose best one the targets speak of
 DRIVER = Path(__file__).with_name("peers_openvino.py")
 SLOTS = 64  # of llama.cpp, which divides its context among them
 SPARE_CONNECTIONS = 16
+TRANSFORMERS_MEMORY = "0.15"  # of the machine's; by default it takes all, and is killed for it
 QUIET = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 VERSION_TIMEOUT_S = 60.0
 
@@ -240,6 +241,7 @@ def transformers_side(python: Path, model: Path) -> Side:
     command = [
         *(str(python), "-m", "transformers.cli.transformers", "serve", str(model)),
         *("--continuous-batching", "--device", "cpu", "--dtype", "bfloat16"),
+        *("--cb-max-memory-percent", TRANSFORMERS_MEMORY),
         *("--host", "127.0.0.1", "--port", PORT),
     ]
     settings = {"do_sample": False, "eos_token_id": -1}

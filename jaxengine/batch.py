@@ -84,9 +84,9 @@ class BatchBuilder:
         )
         return self._layouts[bucket]
 
-    def build(self, output: SchedulerOutput) -> PackedStep:
-        """Pack one step."""
-        layout = self.choose(output)
+    def build(self, output: SchedulerOutput, layout: BatchLayout | None = None) -> PackedStep:
+        """Pack one step; for the smallest bucket that holds it, unless told for which."""
+        layout = layout or self.choose(output)
         packed = np.zeros(layout.size, np.int32)
         views = layout.views(packed)
         items = output.scheduled

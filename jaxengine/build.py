@@ -85,6 +85,7 @@ class EngineOptions:
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     overlap: bool = True
+    decode_steps: int = 1
     num_step_records: int = 1024
 
     def __post_init__(self) -> None:
@@ -217,6 +218,7 @@ def plan_engine(
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
         overlap=options.overlap,
+        decode_steps=options.decode_steps,
         num_step_records=options.num_step_records,
     )
     return config, wanted if max_model_len < wanted else None

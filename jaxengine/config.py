@@ -27,12 +27,12 @@ SchedulingPolicy = Literal["fair", "priority", "fcfs"]
 
 AT_LEAST_ONE = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_blocks"),
-    *("max_num_queued_tokens", "num_step_records"),
+    *("max_num_queued_tokens", "num_step_records", "decode_steps"),
 )
 NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
 POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
 CHOICES = {
-    "quantization": (*get_args(Quantization), None),
+    "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVCacheDtype),
     "attention_kernel": get_args(AttentionKernel),
     "batching": get_args(BatchingMode),
@@ -75,6 +75,9 @@ class EngineConfig:
             blocks if below 1, else a number of blocks.
         enable_prefix_caching: reuse the blocks of shared prompt beginnings.
         overlap: launch a step before the tokens of the one before are known on the host.
+        decode_steps: steps of nothing but decodes that the device runs at once, if nobody waits
+            and no rule needs to see a token first; more hides more of the host's work, and tokens
+            come in groups.
         token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
             leaves the choice to the model runner.
         num_step_records: steps that are kept for those who watch.
@@ -103,6 +106,7 @@ class EngineConfig:
     watermark: float = 0.01
     enable_prefix_caching: bool = True
     overlap: bool = True
+    decode_steps: int = 1
     token_buckets: tuple[int, ...] = ()
     num_step_records: int = 1024
 
@@ -117,10 +121,9 @@ class EngineConfig:
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)}"
-                )
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be positive, got {weight}")

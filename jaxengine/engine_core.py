@@ -10,11 +10,13 @@ does. Both give the same tokens.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from jaxengine.config import EngineConfig
+from jaxengine.decode_ahead import schedule_ahead
 from jaxengine.errors import EngineDeadError
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.launch_timer import LaunchTimer
@@ -64,8 +66,15 @@ class StepHandle(Protocol):
 class ModelRunner(Protocol):
     """What the engine core needs from the device. Implemented by JaxModelRunner and by fakes."""
 
-    def execute(self, output: SchedulerOutput) -> StepHandle:
-        """Launch a step without waiting for it."""
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence[StepHandle]:
+        """Launch one step, or several one after the other, without waiting for them.
+
+        `decode_steps` of them are one piece of work for the device.
+
+        Args:
+            outputs: each must be read before the next is asked for. All but the first are
+                decode-only, and hold no request that the first does not.
+        """
         ...
 
     def reset(self) -> None:
@@ -78,11 +87,16 @@ class ModelRunner(Protocol):
 
 @dataclass(slots=True)
 class _Step:
-    """A scheduled step; `handle` and `launched` are None until it is launched."""
+    """A scheduled step; `handle` and `launched` are None until it is launched.
+
+    Attributes:
+        num_together: steps that end with this one, itself included, of those not taken in yet.
+    """
 
     output: SchedulerOutput
     handle: StepHandle | None = None
     launched: LaunchedStep | None = None
+    num_together: int = 1
 
 
 class EngineCore:
@@ -111,6 +125,7 @@ class EngineCore:
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            max_pending_tokens=2 * config.decode_steps - 1,
         )
         self._scheduler = Scheduler(
             config, self._kv, eos_token_ids=eos_token_ids, step_times=step_times
@@ -142,10 +157,12 @@ class EngineCore:
         """
         now_s = self._clock()
         if self._in_flight:
-            launched = self._in_flight[-1].launched
-            if launched is None or launched.predicted_s is None:
-                return 0.0
-            begins_at_s = self._launch_timer.begins_at_s(self._busy_since_s, launched.predicted_s)
+            predicted_s = 0.0
+            for step in self._in_flight:
+                if step.launched is None or step.launched.predicted_s is None:
+                    return 0.0
+                predicted_s += step.launched.predicted_s
+            begins_at_s = self._launch_timer.begins_at_s(self._busy_since_s, predicted_s)
             return max(0.0, begins_at_s - now_s)
         event_s = self._scheduler.next_event_s(now_s)
         return None if event_s is None else max(0.0, event_s - now_s)
@@ -185,8 +202,8 @@ class EngineCore:
         now_s = self._clock()
         outputs = self._scheduler.expire(now_s)
         try:
-            launched = self._launch(now_s)
-            stay_in_flight = 1 if launched and self._config.overlap else 0
+            num_launched = self._launch(now_s)
+            stay_in_flight = num_launched if self._config.overlap else 0
             while len(self._in_flight) > stay_in_flight:
                 outputs += self._take_in(self._in_flight[0])
                 self._in_flight.popleft()
@@ -235,34 +252,55 @@ class EngineCore:
             num_step_failures=self._num_step_failures,
         )
 
-    def _launch(self, now_s: float) -> bool:
-        """Schedule a step and start it on the device. Returns False if there was nothing to do."""
-        output = self._scheduler.schedule(now_s)
+    def _launch(self, now_s: float) -> int:
+        """Schedule a step, or several, and start them on the device; return how many."""
+        first = len(self._in_flight)
+        running = self._in_flight[-1].handle if first else None
+        ahead = schedule_ahead(
+            self._scheduler,
+            now_s,
+            in_flight=[step.output for step in self._in_flight],
+            most=self._config.decode_steps,
+        )
+        output = next(ahead)
         self._waiting_for = output.waiting_for
         if output.is_empty:
-            return False
-        if not self._in_flight:
+            return 0
+        if not first:
             self._busy_since_s = now_s
-        running = self._in_flight[-1].handle if self._in_flight else None
-        step = _Step(output)
-        self._in_flight.append(step)  # before the launch, so that a failing one is charged
-        step.handle = self._runner.execute(output)
+        handles = self._runner.execute(map(self._note, chain([output], ahead)))
         if running is not None:
             self._launch_timer.note(was_late=running.is_done())
+        launched_s = self._clock()
+        for index, handle in enumerate(handles):
+            step = self._in_flight[first + index]
+            step.handle = handle
+            step.launched = self._launched(step.output, handle, now_s, launched_s)
+            if len(handles) == self._config.decode_steps:
+                step.num_together = len(handles) - index
+        return len(handles)
+
+    def _note(self, output: SchedulerOutput) -> SchedulerOutput:
+        """Count a step as in flight before it is launched, so that a failing one is charged."""
+        self._in_flight.append(_Step(output))
+        return output
+
+    def _launched(
+        self, output: SchedulerOutput, handle: StepHandle, scheduled_s: float, launched_s: float
+    ) -> LaunchedStep:
         num_free, num_cached = self._kv.num_free_blocks, self._kv.num_cached_blocks
-        step.launched = LaunchedStep(
+        return LaunchedStep(
             output=output,
-            scheduled_s=now_s,
-            launched_s=self._clock(),
+            scheduled_s=scheduled_s,
+            launched_s=launched_s,
             predicted_s=None if self._step_times is None else self._step_times.predict(output.work),
-            num_slots=step.handle.num_slots,
+            num_slots=handle.num_slots,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_used_blocks=self._kv.num_blocks - num_free,
             num_cached_blocks=num_cached,
             num_free_blocks=num_free - num_cached,
         )
-        return True
 
     def _take_in(self, step: _Step) -> list[RequestOutput]:
         """Wait for the tokens of a step and hand them to their requests."""
@@ -272,7 +310,10 @@ class EngineCore:
         now_s = self._clock()
         self._count_busy(now_s)
         self._failures_in_a_row = 0
-        record = self._meter.finish(step.launched, now_s)
+        # Steps that ran together end together: each is given its share of the time.
+        start_s = self._meter.device_start_s(step.launched)
+        end_s = start_s + (now_s - start_s) / step.num_together
+        record = self._meter.finish(step.launched, end_s)
         self._records.append(record)
         if self._step_times is not None:
             self._step_times.observe(step.output.work, record.duration_s)

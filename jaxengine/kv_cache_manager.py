@@ -19,9 +19,21 @@ class KVCacheManager:
 
     A block enters the prefix cache once all its tokens are known and scheduled. Steps run on the
     device in order, so whoever hits the block later reads what this request wrote.
+
+    Args:
+        max_pending_tokens: most tokens of a request that are computed and not known on the host,
+            when a step is scheduled.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        max_pending_tokens: int = 1,
+    ) -> None:
+        self.max_pending_tokens = max_pending_tokens
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
@@ -100,8 +112,9 @@ class KVCacheManager:
         Call it before the computed tokens are counted. Only tokens known on the host count.
         """
         if self._enable_prefix_caching:
-            # The last computed token may have been pending when its block was scheduled.
-            first = max(0, request.num_computed_tokens - 1) // self._block_size
+            # The last computed tokens may have been pending when their block was scheduled.
+            computed = request.num_computed_tokens
+            first = max(0, computed - self.max_pending_tokens) // self._block_size
             last = min(end, len(request.token_ids)) // self._block_size
             if first < last:
                 table = request.block_ids

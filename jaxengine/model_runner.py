@@ -1,8 +1,9 @@
 """The device side of a step: compiled programs, device state, and one transfer each way."""
 
 import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
+from numpy.typing import NDArray
 
 from jaxengine.batch import BatchBuilder, PackedStep
 from jaxengine.batch_layout import BatchLayout
@@ -28,12 +30,22 @@ from jaxengine.processes import ProcessGroup, StepOrder
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
-from jaxengine.step_programs import Forwarded, make_choose, make_forward
+from jaxengine.step_programs import (
+    Choose,
+    Forward,
+    Forwarded,
+    make_choose,
+    make_forward,
+    make_steps,
+)
 
 __all__ = ["JaxModelRunner", "StepResults"]
 
-# Times of an earlier start are taken if one of them is off by no more than this factor.
-MOST_PACE_CHANGE = 1.5
+# Times of an earlier start are taken, at today's pace, if that is off by no more than this factor.
+MOST_PACE_CHANGE = 3.0
+
+# A compilation has threads of its own, but much of it is done by one.
+COMPILERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 class StepResults(NamedTuple):
@@ -79,6 +91,7 @@ class JaxModelRunner:
     ) -> None:
         self._model = model
         self._config = config
+        self._num_ahead = config.decode_steps
         self._devices = devices or DeviceMesh(jax.devices()[:1])
         self._group = group
         self._graph, weights = nnx.split(decoder)
@@ -93,6 +106,7 @@ class JaxModelRunner:
         )
         self._forward: dict[Bucket, jax.stages.Compiled] = {}
         self._choose: dict[int, jax.stages.Compiled] = {}
+        self._ahead: dict[Bucket, jax.stages.Compiled] = {}  # several steps of decodes
         self._bucket_times_s: dict[Bucket, float] = {}
         self._guard = CompileGuard()
         self._state = self._devices.new_state(model, config) if state is None else state
@@ -116,7 +130,7 @@ class JaxModelRunner:
 
         That of the largest one, and the arrays that steps without rules about tokens share.
         """
-        programs = (*self._forward.values(), *self._choose.values())
+        programs = (*self._forward.values(), *self._choose.values(), *self._ahead.values())
         analyses = [program.memory_analysis() for program in programs]
         largest: int = max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
         shared: int = sum(array.nbytes for array in jax.tree.leaves(self._no_rules))
@@ -140,7 +154,7 @@ class JaxModelRunner:
         layouts = self._builder.layouts
         choices = {layout.choice.num_seqs: layout for layout in layouts}
         # Tracing holds the interpreter lock; compiling and loading do not.
-        pool = ThreadPoolExecutor(max_workers=2)
+        pool = ThreadPoolExecutor(max_workers=COMPILERS)
         try:
             # Those that take longest first.
             choosing = {
@@ -153,13 +167,22 @@ class JaxModelRunner:
                 layout.bucket: pool.submit(self._program, repr(layout), self.lower, layout)
                 for layout in layouts
             }
-            num_programs = len(choosing) + len(forwarding)
-            for index, job in enumerate((*choosing.values(), *forwarding.values())):
+            ahead = {
+                layout.bucket: pool.submit(
+                    self._program, repr((layout, self._num_ahead)), self.lower_ahead, layout
+                )
+                for layout in layouts
+                # Those that steps of nothing but decodes take.
+                if self._num_ahead > 1 and layout.bucket.num_tokens == layout.bucket.num_seqs
+            }
+            jobs = (*choosing.values(), *forwarding.values(), *ahead.values())
+            for index, job in enumerate(jobs):
                 job.result()
                 if progress is not None:
-                    progress(index + 1, num_programs)
+                    progress(index + 1, len(jobs))
             self._choose = {num_seqs: job.result() for num_seqs, job in choosing.items()}
             self._forward = {bucket: job.result() for bucket, job in forwarding.items()}
+            self._ahead = {bucket: job.result() for bucket, job in ahead.items()}
         finally:
             # Whoever interrupts us waits for the program at hand, not for all of them.
             pool.shutdown(cancel_futures=True)
@@ -176,6 +199,9 @@ class JaxModelRunner:
                 self._state = self._devices.new_state(self._model, self._config)
                 continue
             layout = self._builder.layouts[order.bucket]
+            if order.arrays["packed"].ndim > 1:
+                self._run_ahead(layout, order.arrays["packed"])
+                continue
             resident = self._no_rules[layout.bucket.num_seqs]
             rules = (order.arrays.get(name, getattr(resident, name)) for name in resident._fields)
             self._run(layout, order.arrays["packed"], RuleArrays(*rules))
@@ -198,12 +224,9 @@ class JaxModelRunner:
 
     def lower(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace one bucket's way through the layers, and lower it to the compiler's input."""
-        forward = self._devices.spread_forward(
-            make_forward(self._graph, self._weights_tree, layout)
-        )
         packed = self._devices.describe(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         state = self._state
-        return jax.jit(forward, donate_argnums=1).lower(
+        return jax.jit(self._forward_of(layout), donate_argnums=1).lower(
             self._weights, state.kv_cache, state.last_token, packed
         )
 
@@ -217,20 +240,45 @@ class JaxModelRunner:
                 packed=jnp.zeros(layout.choice.size, jnp.int32),
             )
         )
-        choose = self._devices.spread_choose(
-            make_choose(self._graph, self._weights_tree, layout.choice)
-        )
-        return jax.jit(choose).lower(
+        return jax.jit(self._choose_of(layout)).lower(
             self._weights,
             self._state.last_token,
             self._devices.describe(forwarded),
             self._no_rules[num_seqs],
         )
 
-    def execute(self, output: SchedulerOutput) -> "_JaxStep":
-        """Launch a step without waiting for it."""
-        step, rules = self._pack(output)
-        return _JaxStep(self._launch(step.layout, step.packed, rules), step, output.scheduled)
+    def lower_ahead(self, layout: BatchLayout) -> jax.stages.Lowered:
+        """Trace `decode_steps` steps of one bucket, and lower them."""
+        steps = make_steps(self._forward_of(layout), self._choose_of(layout))
+        shape = jax.ShapeDtypeStruct((self._num_ahead, layout.size), jnp.int32)
+        packed = self._devices.describe(shape)
+        state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
+        return jax.jit(steps, donate_argnums=1).lower(
+            self._weights, state.kv_cache, state.last_token, packed, rules
+        )
+
+    def _forward_of(self, layout: BatchLayout) -> Forward:
+        return self._devices.spread_forward(make_forward(self._graph, self._weights_tree, layout))
+
+    def _choose_of(self, layout: BatchLayout) -> Choose:
+        choose = make_choose(self._graph, self._weights_tree, layout.choice)
+        return self._devices.spread_choose(choose)
+
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence["_JaxStep | _StepOfMany"]:
+        """Launch steps without waiting for them; see engine_core.ModelRunner."""
+        steps: list[tuple[PackedStep, RuleArrays, Sequence[ScheduledRequest]]] = []
+        for output in outputs:
+            # Who ends on the way leaves a hole in the bucket.
+            layout = steps[0][0].layout if steps else None
+            steps.append((*self._pack(output, layout), output.scheduled))
+        if len(steps) > 1 and len(steps) == self._num_ahead:
+            packed = np.stack([step.packed for step, _, _ in steps])
+            sampled = self._launch_ahead(steps[0][0].layout, packed)
+            return [_StepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(steps)]
+        return [
+            _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
+            for step, rules, items in steps
+        ]
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.
@@ -246,8 +294,10 @@ class JaxModelRunner:
         np.asarray(results.sampled)
         return (time.perf_counter() - start_s) / repeats
 
-    def _pack(self, output: SchedulerOutput) -> tuple[PackedStep, RuleArrays]:
-        step = self._builder.build(output)
+    def _pack(
+        self, output: SchedulerOutput, layout: BatchLayout | None = None
+    ) -> tuple[PackedStep, RuleArrays]:
+        step = self._builder.build(output, layout)
         rules = self._no_rules[step.layout.bucket.num_seqs]
         if step.rules:
             rules = self._rule_layout(step.layout.bucket.num_seqs).pack(step.rules, rules)
@@ -272,7 +322,7 @@ class JaxModelRunner:
         if kept is None:
             return None
         times_s: list[float] = json.loads(kept)
-        pace = self._time(self._builder.layouts[0]) / times_s[0]
+        pace = self._time(self._builder.layouts[0], repeats=5) / times_s[0]
         if not 1 / MOST_PACE_CHANGE <= pace <= MOST_PACE_CHANGE:
             return None
         return [time_s * pace for time_s in times_s]
@@ -285,10 +335,10 @@ class JaxModelRunner:
     def _times_fact(self) -> str:
         return f"times of {self._builder.layouts!r}"
 
-    def _time(self, layout: BatchLayout) -> float:
+    def _time(self, layout: BatchLayout, *, repeats: int = 2) -> float:
         """Run a step without sequences; return the seconds that it took."""
         times_s = []
-        for _ in range(2):  # the first run of a program has things to set up
+        for _ in range(repeats):  # the first run of a program has things to set up
             packed = np.zeros(layout.size, np.int32)
             # Only the reserved block and the spare row are written.
             layout.views(packed)["rows"][:] = self._config.max_num_seqs
@@ -315,6 +365,24 @@ class JaxModelRunner:
         )
         self._state = DeviceState(kv_cache, last_token)
         return StepResults(sampled, rows, prompt_rows)
+
+    def _launch_ahead(self, layout: BatchLayout, packed: NDArray[np.int32]) -> Int[Array, "K S"]:
+        """Start several steps, none of which has rules; return their tokens."""
+        if self._group is not None:
+            order = StepOrder(self._builder.layouts.index(layout), {"packed": packed})
+            self._group.tell(order)
+        sampled = self._run_ahead(layout, packed)
+        sampled.copy_to_host_async()
+        return sampled
+
+    def _run_ahead(self, layout: BatchLayout, packed: NDArray[np.int32]) -> Int[Array, "K S"]:
+        state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
+        sampled: Int[Array, "K S"]
+        kv_cache, last_token, sampled = self._ahead[layout.bucket](
+            self._weights, state.kv_cache, state.last_token, packed, rules
+        )
+        self._state = DeviceState(kv_cache, last_token)
+        return sampled
 
     def _rule_layout(self, num_seqs: int) -> RuleLayout:
         return RuleLayout(num_seqs, self._model.vocab_size, self._config.max_model_len)
@@ -361,3 +429,21 @@ class _JaxStep:
                 sampled_too = found[index].sampled if index in found else None
                 found[index] = ItemLogprobs(sampled_too, item.first_position + 1, prompt)
         return found
+
+
+class _StepOfMany:
+    """One of several launched steps whose tokens come to the host together."""
+
+    def __init__(self, sampled: Int[Array, "K S"], index: int, step: PackedStep) -> None:
+        self._sampled, self._index, self._step = sampled, index, step
+        self.num_slots = step.layout.bucket.num_tokens
+
+    def is_done(self) -> bool:
+        return bool(self._sampled.is_ready())  # type: ignore[attr-defined]
+
+    def result(self) -> Sequence[int]:
+        token_ids: list[int] = np.asarray(self._sampled)[self._index].tolist()
+        return [token_ids[seq] for seq in self._step.sequences]
+
+    def logprobs(self) -> Mapping[int, ItemLogprobs]:
+        return {}

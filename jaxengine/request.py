@@ -44,7 +44,8 @@ class Request:
         num_computed_tokens: tokens whose K and V are in the cache, or will be after the steps
             already launched.
         num_pending_tokens: sampled tokens not known on the host. At most 1 when a step is
-            scheduled, 2 between scheduling a step and taking in the tokens of the one before.
+            scheduled, 2 between scheduling a step and taking in the tokens of the one before;
+            with `decode_steps` so many times more.
         block_hashes: names of the contents of its first full blocks, as far as they were needed.
         row: place in the device state while running.
         block_ids, num_slots: its blocks in order, and the tokens that they can hold; kept by the

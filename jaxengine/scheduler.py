@@ -254,7 +254,7 @@ class Scheduler:
             ):
                 if num_tokens % block_size == 0:
                     draft.filled.append(request)
-                elif num_tokens % block_size == 1:  # the token that filled a block may be known now
+                elif num_tokens % block_size <= self._kv.max_pending_tokens:  # maybe known by now
                     self._kv.remember(request, num_tokens)
                 draft.take_token(request)
         if self._batch is not None and draft.scheduled:

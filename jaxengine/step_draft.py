@@ -94,7 +94,7 @@ class StepDraft:
         assert row is not None, f"{request} runs without a row"
         self.scheduled.append(
             ScheduledRequest(
-                request, first, 1, row, request.block_ids, True, first == len(request.token_ids)
+                request, first, 1, row, request.block_ids, True, first >= len(request.token_ids)
             )
         )
         self.budget -= 1

@@ -3,7 +3,9 @@
 Two, since the second depends on the number of sequences only: there are fewer of these than
 buckets, and what few requests ask for makes it the larger part of what has to be compiled.
 
-Letters: T packed tokens, S sequences, R rows, D model, F as in jaxengine.logprobs.
+Several steps of decodes can be one program, in which the first's tokens go into the second.
+
+Letters: K steps, T packed tokens, S sequences, R rows, D model, F as in jaxengine.logprobs.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from jaxengine.next_token import next_tokens
 from jaxengine.rule_arrays import RuleArrays
 from kernels_pallas.kv_cache import KVCache
 
-__all__ = ["Choose", "Forward", "Forwarded", "Weights", "make_choose", "make_forward"]
+__all__ = ["Choose", "Forward", "Forwarded", "Weights", "make_choose", "make_forward", "make_steps"]
 
 
 class Forwarded(NamedTuple):
@@ -48,6 +50,11 @@ type Forward = Callable[
 type Choose = Callable[
     [Weights, Int[Array, "R"], Forwarded, RuleArrays],
     tuple[Int[Array, "R"], Int[Array, "S"], Int[Array, "S F"]],
+]
+
+type Steps = Callable[
+    [Weights, KVCache, Int[Array, "R"], Int[Array, "K _"], RuleArrays],
+    tuple[KVCache, Int[Array, "R"], Int[Array, "K S"]],
 ]
 
 
@@ -125,3 +132,34 @@ def make_choose(
         return last_token.at[batch.rows].set(sampled_S), sampled_S, logprobs_SF
 
     return choose
+
+
+def make_steps(forward: Forward, choose: Choose) -> Steps:
+    """Return several steps after each other, to be compiled with the cache donated.
+
+    Of their results only the sampled tokens come out.
+
+    Args:
+        forward: of a bucket.
+        choose: of as many sequences.
+    """
+
+    def steps(
+        weights: Weights,
+        kv_cache: KVCache,
+        last_token: Int[Array, "R"],
+        packed: Int[Array, "K _"],
+        rules: RuleArrays,
+    ) -> tuple[KVCache, Int[Array, "R"], Int[Array, "K S"]]:
+        def step(
+            state: tuple[KVCache, Int[Array, "R"]], packed: Int[Array, "_"]
+        ) -> tuple[tuple[KVCache, Int[Array, "R"]], Int[Array, "S"]]:
+            kv_cache, last_token = state
+            kv_cache, forwarded, _ = forward(weights, kv_cache, last_token, packed)
+            last_token, sampled, _ = choose(weights, last_token, forwarded, rules)
+            return (kv_cache, last_token), sampled
+
+        (kv_cache, last_token), sampled = lax.scan(step, (kv_cache, last_token), packed)
+        return kv_cache, last_token, sampled
+
+    return steps

@@ -17,10 +17,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Int8
+from jaxtyping import Array, Float, Int8
 from numpy.typing import NDArray
-
-from kernels_pallas.projection import project_int8
 
 __all__ = ["project", "quantize", "rotate"]
 
@@ -44,30 +42,22 @@ def quantize(w_OI: NDArray[np.generic]) -> tuple[NDArray[np.int8], NDArray[np.fl
 
 
 def project(
-    x_TI: Float[Array, "T I"],
-    w: Int8[Array, "..."],
-    scale_O: Float[Array, "O"],
-    layer: Int[Array, ""] | int = 0,
+    x_TI: Float[Array, "T I"], w_OI: Int8[Array, "O I"], scale_O: Float[Array, "O"]
 ) -> Float[Array, "T O"]:
     """Return x · wᵀ in f32, with x rounded to eight bits.
 
     Args:
         x_TI: activations.
-        w: as `quantize` gives them, [O, I]; or those of several layers, packed by
-            `projection.pack`.
+        w_OI: as `quantize` gives them.
         scale_O: of the outputs.
-        layer: which of several layers.
     """
-    if w.ndim > 2:
-        return project_int8(x_TI, w, scale_O, layer)
     rounded_TI, scale_T1 = _round_rows(x_TI.astype(jnp.float32))
     sums_TO = lax.dot_general(
-        rounded_TI, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+        rounded_TI, w_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
     )
-    product_TO = sums_TO.astype(jnp.float32) * scale_T1 * scale_O
     # Or the compiler may join the last product with a sum that follows, and round only once.
-    kept_TO: Array = lax.optimization_barrier(product_TO)
-    return kept_TO
+    product_TO: Array = lax.optimization_barrier(sums_TO.astype(jnp.float32) * scale_T1 * scale_O)
+    return product_TO
 
 
 def rotate[F: np.floating](rows: NDArray[F]) -> NDArray[F]:

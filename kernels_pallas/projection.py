@@ -6,11 +6,17 @@ outputs side by side. `native_source/projection.cc` multiplies bfloat16 and need
 it; `native_source/int8_projection.cc` multiplies the integers of `kernels_pallas.int8`. A token has
 the same bits whatever it is computed with.
 
+On their way into a product rows are rounded, and go through a norm or a gate before that, if wanted
+(`native_source/left_rows.h`): a pass over the activations of its own for each takes as long as
+the product for many tokens.
+
 Weights of several layers lie in one array, and a product is told which of them is meant: a program
 can then go through the layers in a loop without a copy of their weights.
 
 Letters: T tokens, I inputs, O outputs, L layers.
 """
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +27,7 @@ from numpy.typing import NDArray
 __all__ = [
     "INT8_PROJECT",
     "PROJECT",
+    "RowNorm",
     "can_pack",
     "pack",
     "packed_shape",
@@ -31,6 +38,14 @@ __all__ = [
 
 PROJECT = "headrace_project"
 INT8_PROJECT = "headrace_int8_project"
+
+
+class RowNorm(NamedTuple):
+    """A root mean square norm of rows: x / sqrt(mean(x²) + eps) * scale."""
+
+    scale: Float[Array, "I"]
+    eps: float
+
 
 # Outputs side by side, words of a tile, and the outputs that are computed together.
 COLUMN, WORDS, PANEL = 16, 16, 32
@@ -72,14 +87,25 @@ def pack(w_OI: NDArray[np.generic], packed: NDArray[np.generic]) -> None:
 
 
 def project(
-    x_TI: Float[Array, "T I"], w: Float[Array, "L _ _ _ _ 2"], layer: Int[Array, ""] | int = 0
+    x_TI: Float[Array, "T I"],
+    w: Float[Array, "L _ _ _ _ 2"],
+    layer: Int[Array, ""] | int = 0,
+    *,
+    norm: RowNorm | None = None,
+    gated: bool = False,
 ) -> Float[Array, "T O"]:
     """Return x · w[layer]ᵀ in f32, with x rounded to bfloat16.
 
     `native.load` must have been called.
+
+    Args:
+        x_TI: rounded to f32 first.
+        w: packed weights.
+        layer: which of them.
+        norm: what x goes through first.
+        gated: x is gate and up side by side, [T, 2 * I]; what is multiplied is silu(gate) * up.
     """
-    call = jax.ffi.ffi_call(PROJECT, _result(x_TI, w.shape))
-    projected: Array = call(x_TI.astype(jnp.bfloat16), w, jnp.asarray(layer, jnp.int32))
+    projected: Array = _call(PROJECT, x_TI, (w,), layer, norm, gated)
     return projected
 
 
@@ -88,21 +114,40 @@ def project_int8(
     w: Int8[Array, "L _ _ _ _ 4"],
     scale_O: Float[Array, "O"],
     layer: Int[Array, ""] | int = 0,
+    *,
+    norm: RowNorm | None = None,
+    gated: bool = False,
 ) -> Float[Array, "T O"]:
     """Return what `int8.project` does, with w[layer] as `int8.quantize` makes it.
 
-    `native.load` must have been called.
+    `native.load` must have been called. The other arguments are those of `project`.
     """
-    call = jax.ffi.ffi_call(INT8_PROJECT, _result(x_TI, w.shape))
-    projected: Array = call(x_TI.astype(jnp.float32), w, scale_O, jnp.asarray(layer, jnp.int32))
+    projected: Array = _call(INT8_PROJECT, x_TI, (w, scale_O), layer, norm, gated)
     return projected
 
 
-def _result(x_TI: Array, weights_shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    num_outputs, num_inputs = unpacked_shape(weights_shape)
-    if x_TI.shape[1] != num_inputs:
-        raise ValueError(f"{x_TI.shape[1]} inputs do not fit weights for {num_inputs}")
-    return jax.ShapeDtypeStruct((x_TI.shape[0], num_outputs), jnp.float32)
+def _call(
+    name: str,
+    x_TI: Array,
+    weights: tuple[Array, ...],
+    layer: Array | int,
+    norm: RowNorm | None,
+    gated: bool,
+) -> Any:
+    num_outputs, num_inputs = unpacked_shape(weights[0].shape)
+    width = x_TI.shape[1]
+    if width != num_inputs * (2 if gated else 1):
+        raise ValueError(f"{width} inputs do not fit weights for {num_inputs}")
+    if norm is not None and (gated or norm.scale.shape != (num_inputs,)):
+        raise ValueError(f"a norm of {norm.scale.shape[0]} does not fit {width} inputs")
+    result = jax.ShapeDtypeStruct((x_TI.shape[0], num_outputs), jnp.float32)
+    return jax.ffi.ffi_call(name, result)(
+        x_TI.astype(jnp.float32),
+        jnp.zeros(0, jnp.float32) if norm is None else norm.scale,
+        *weights,
+        jnp.asarray(layer, jnp.int32),
+        eps=np.float32(0 if norm is None else norm.eps),
+    )
 
 
 def _per_word(dtype: DTypeLike) -> int:

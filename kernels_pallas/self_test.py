@@ -21,7 +21,7 @@ from kernels_pallas import int8, native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
-from kernels_pallas.projection import pack, packed_shape, project
+from kernels_pallas.projection import pack, packed_shape, project, project_int8
 from kernels_pallas.ragged_paged_attention import (
     new_kv_cache,
     ragged_paged_attention,
@@ -202,7 +202,7 @@ def find_int8_fault() -> str | None:
     packed = np.empty(packed_shape(*w.shape, dtype=np.int8, num_layers=2), np.int8)
     pack(-numbers, packed[0])
     pack(numbers, packed[1])
-    out = np.asarray(jax.jit(int8.project)(x.astype(np.float32), packed, scales, 1))
+    out = np.asarray(jax.jit(project_int8)(x.astype(np.float32), packed, scales, 1))
     rotated = int8.rotate(x.astype(np.float32).astype(np.float64))
     steps = np.abs(rotated).max(axis=1, keepdims=True) / 127
     expected = np.rint(rotated / steps) @ numbers.astype(np.float64).T * steps * scales

@@ -1,7 +1,8 @@
 """Compile for a GPU that is not there, in a process that has JAX's CUDA plugin on its path.
 
 `python compile_for_gpu.py kernels GPU KERNEL` compiles each entry of the tuning table, and
-`python compile_for_gpu.py step KERNEL decode|mixed` a whole step of a model of 8 billion weights.
+`python compile_for_gpu.py step KERNEL decode|decodes|mixed` a whole step of a model of 8 billion
+weights, or several decode steps at once.
 One line of JSON for each.
 """
 
@@ -28,7 +29,8 @@ from jaxengine.config import EngineConfig
 from jaxengine.kv_cache import new_device_state
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.step_programs import make_forward
+from jaxengine.rule_arrays import RuleLayout
+from jaxengine.step_programs import make_choose, make_forward, make_steps
 from kernels_pallas import mosaic_gpu, triton, tuning
 from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
@@ -79,7 +81,7 @@ def run_with_tools(dump: Path, *arguments: str) -> list[dict[str, Any]]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TOOLS), str(root), str(root / "tests")]),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": flags + " --xla_dump_hlo_module_re=jit_step",
+        "XLA_FLAGS": flags + " --xla_dump_hlo_module_re=jit_(forward|steps)",
         "CUDA_ROOT": str(cuda),
         "MOSAIC_GPU_DUMP_TO": str(dump),
         "MOSAIC_GPU_DUMP_PTXAS": "1",
@@ -113,14 +115,14 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
             )
         )
         _, (q, _, batch, _) = layer_step(cache, num_tokens=128, sliding_window=WINDOW)
-        # Pairs of which each entry is in one; other dtypes than bfloat16 take what is in use. That
-        # also with all that may become of a score.
+        # Pairs of which each entry is in one, and what is in use with all that may become of a
+        # score; other dtypes than bfloat16 take what is in use.
         pairs = list(
             itertools.zip_longest(candidates("decode", head_dim), candidates("prefill", head_dim))
         )
         scores = {"sliding_window": WINDOW, "soft_cap": 50.0}
-        plain = [(*pair, {}) for pair in (pairs if dtype == "bfloat16" else pairs[:1])]
-        for decode, prefill, options in [*plain, (*pairs[0], scores)]:
+        cases = [*((*pair, {}) for pair in pairs), (*pairs[0], scores)]
+        for decode, prefill, options in cases if dtype == "bfloat16" else cases[:1]:
             attend = partial(
                 module.attend,
                 first_block=jnp.int32(0),
@@ -135,7 +137,7 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
 
 
 def compile_step(kernel: str, kind: str) -> dict[str, Any]:
-    """Compile a step of 64 decodes in all 32 layers, or of 512 tokens in 8 of them."""
+    """Compile a step of 64 decodes in all 32 layers; or in 8 four of them, or one of 512 tokens."""
     model = LLAMA_8B if kind == "decode" else replace(LLAMA_8B, num_layers=8)
     config = EngineConfig(
         dtype="bfloat16",
@@ -146,20 +148,22 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
         num_blocks=8192,
         attention_kernel=kernel,
     )
-    bucket = Bucket(64, 64, True) if kind == "decode" else Bucket(512, 64, False)
+    bucket = Bucket(512, 64, False) if kind == "mixed" else Bucket(64, 64, True)
     layout = BatchLayout(bucket, config.max_blocks_per_seq, 1)
     decoder = nnx.eval_shape(lambda: Decoder(model, dtype=jnp.bfloat16))
     graph, weights = nnx.split(decoder)
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
+    forward = make_forward(graph, tree, layout)
+    if kind == "decodes":
+        rules = RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len)
+        step: Any = make_steps(forward, make_choose(graph, tree, layout.choice))
+        rest = [jax.ShapeDtypeStruct((4, layout.size), jnp.int32), jax.eval_shape(rules.resident)]
+    else:
+        step = forward
+        rest = [jax.ShapeDtypeStruct((layout.size,), jnp.int32)]
     compiled = compile_for(
-        "h200",
-        make_forward(graph, tree, layout),
-        leaves,
-        state.kv_cache,
-        state.last_token,
-        jax.ShapeDtypeStruct((layout.size,), jnp.int32),
-        donate=(1,),
+        "h200", step, leaves, state.kv_cache, state.last_token, *rest, donate=(1,)
     )
     memory = compiled.memory_analysis()
     cache = state.kv_cache.data

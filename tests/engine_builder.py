@@ -325,10 +325,15 @@ def warm_runner(
 
 @functools.cache
 def warm_tiny_runner(
-    family: str, dtype: str = "float32", *, kernel: WantedKernel = "auto"
+    family: str, dtype: str = "float32", *, kernel: WantedKernel = "auto", decode_steps: int = 1
 ) -> WarmRunner:
     """A golden checkpoint in the buckets of ENGINE_CONFIG, shared by all tests."""
-    config = replace(ENGINE_CONFIG, dtype=dtype, attention_kernel=ready_kernel(kernel))
+    config = replace(
+        ENGINE_CONFIG,
+        dtype=dtype,
+        attention_kernel=ready_kernel(kernel),
+        decode_steps=decode_steps,
+    )
     return warm_runner(*tiny_decoder(family, dtype), config)
 
 

@@ -48,9 +48,9 @@ class WatchedRunner(FakeModelRunner):
 
     watch: Callable[[SchedulerOutput], None]
 
-    def execute(self, output: SchedulerOutput):
+    def execute_one(self, output: SchedulerOutput):
         self.watch(output)
-        return super().execute(output)
+        return super().execute_one(output)
 
 
 class EngineLoop:

@@ -1,7 +1,7 @@
 """A device whose every token can be computed by hand, and which notices when it is misled."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn
 
 from jaxengine.config import EngineConfig
@@ -118,7 +118,11 @@ class FakeModelRunner:
 
     # What ModelRunner asks for.
 
-    def execute(self, output: SchedulerOutput) -> "_FakeStep":
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> list["_FakeStep"]:
+        # One by one: a table may change with the next one.
+        return [self.execute_one(output) for output in outputs]
+
+    def execute_one(self, output: SchedulerOutput) -> "_FakeStep":
         if self._must_be_reset:
             self._fault("a step was launched on a device that has failed")
         index = len(self.steps)

@@ -46,9 +46,9 @@ def pending_token(request: Request, position: int, *, row: int = 0, blocks=(1,))
 
 def test_tokens_are_what_the_docstring_computes_by_hand():
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
-    assert runner.execute(step_of(whole_prompt(request))).result() == [14]
-    assert runner.execute(step_of(pending_token(request, 3))).result() == [70]
-    assert runner.execute(step_of(pending_token(request, 4))).result() == [20]
+    assert runner.execute_one(step_of(whole_prompt(request))).result() == [14]
+    assert runner.execute_one(step_of(pending_token(request, 3))).result() == [70]
+    assert runner.execute_one(step_of(pending_token(request, 4))).result() == [20]
     assert whole_answer(
         (1, 2, 3),
         SamplingParams(max_tokens=3),
@@ -61,7 +61,7 @@ def test_tokens_are_what_the_docstring_computes_by_hand():
 def test_a_masked_token_is_replaced_by_the_next_larger_one():
     runner = FakeModelRunner(CONFIG, eos_token_ids=(15,))
     request = make_request(1, 2, 3, min_tokens=1, stop=(14,))
-    assert runner.execute(step_of(whole_prompt(request))).result() == [16]
+    assert runner.execute_one(step_of(whole_prompt(request))).result() == [16]
 
 
 def test_the_reference_stops_where_the_context_is_full():
@@ -81,7 +81,7 @@ def test_the_reference_includes_the_token_that_ends_it():
 def test_a_chunk_that_does_not_reach_the_end_samples_nothing():
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
     chunk = whole_prompt(request)._replace(num_new_tokens=2, samples=False)
-    assert runner.execute(step_of(chunk)).result() == [NOTHING_SAMPLED]
+    assert runner.execute_one(step_of(chunk)).result() == [NOTHING_SAMPLED]
 
 
 def test_a_block_shared_within_one_step_can_be_read():
@@ -90,7 +90,7 @@ def test_a_block_shared_within_one_step_can_be_read():
     tail = whole_prompt(second)._replace(first_position=8, num_new_tokens=1, row=1)
     tail = tail._replace(block_ids=(1, 2))
     # 1 * 0 + 2 * 1 + ... + 8 * 7 = 168, and 9 * 8 more.
-    assert runner.execute(step_of(whole_prompt(first), tail)).result() == [68, 40]
+    assert runner.execute_one(step_of(whole_prompt(first), tail)).result() == [68, 40]
 
 
 @pytest.mark.parametrize(
@@ -109,39 +109,39 @@ def test_a_block_shared_within_one_step_can_be_read():
 )
 def test_it_notices(change, complaint):
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
-    runner.execute(step_of(whole_prompt(request)))
+    runner.execute_one(step_of(whole_prompt(request)))
     with pytest.raises(AssertionError, match=complaint):
-        runner.execute(step_of(pending_token(request, 3)._replace(**change)))
+        runner.execute_one(step_of(pending_token(request, 3)._replace(**change)))
     assert len(runner.faults) == 1
 
 
 def test_it_notices_a_block_that_another_sequence_has_overwritten():
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
-    runner.execute(step_of(whole_prompt(request)))
-    runner.execute(step_of(whole_prompt(make_request(4, 5), row=1)))
+    runner.execute_one(step_of(whole_prompt(request)))
+    runner.execute_one(step_of(whole_prompt(make_request(4, 5), row=1)))
     with pytest.raises(AssertionError, match="another sequence's"):
-        runner.execute(step_of(pending_token(request, 3)))
+        runner.execute_one(step_of(pending_token(request, 3)))
 
 
 def test_it_notices_that_the_device_was_not_reset_after_a_failure():
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
     runner.fail_launch(0)
     with pytest.raises(RuntimeError):
-        runner.execute(step_of(whole_prompt(request)))
+        runner.execute_one(step_of(whole_prompt(request)))
     with pytest.raises(AssertionError, match="has failed"):
-        runner.execute(step_of(whole_prompt(request)))
+        runner.execute_one(step_of(whole_prompt(request)))
 
 
 def test_it_notices_that_old_blocks_are_used_after_a_reset():
     runner, request = FakeModelRunner(CONFIG), make_request(1, 2, 3)
-    runner.execute(step_of(whole_prompt(request)))
+    runner.execute_one(step_of(whole_prompt(request)))
     runner.reset()
     with pytest.raises(AssertionError, match="has no last token"):
-        runner.execute(step_of(pending_token(request, 3)))
+        runner.execute_one(step_of(pending_token(request, 3)))
 
 
 def test_it_notices_too_many_tokens():
     runner = FakeModelRunner(CONFIG)
     items = [whole_prompt(make_request(*range(8)), row=row, blocks=(row + 1,)) for row in range(3)]
     with pytest.raises(AssertionError, match="24 tokens in a step"):
-        runner.execute(step_of(*items))
+        runner.execute_one(step_of(*items))

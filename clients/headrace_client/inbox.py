@@ -204,9 +204,12 @@ class StreamInbox:
             self.on_credit(self, num_credits)
 
     def _check_size(self, num_chars: int) -> None:
-        """Count a delta; whatever the server does, what it can make us hold is bounded."""
+        """Count a delta; whatever the server does, what it can make us hold is bounded.
+
+        A cancel lifts the limit, and a server that stops sends what it has in any case.
+        """
         self._num_allowed -= 1
-        if self._num_allowed < 0 and not self.is_cancelled:  # a cancel lifts the limit
+        if self._num_allowed < -CREDITS and not self.is_cancelled:
             raise ProtocolError(f"more of stream {self.stream_id!r} came than was asked for")
         if not self._discards:
             self._num_unread_chars += num_chars

@@ -211,6 +211,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
             watermark=options["watermark"],
             enable_prefix_caching=options["enable_prefix_caching"],
             overlap=options["overlap"],
+            decode_steps=options["decode_steps"],
             num_step_records=options["num_step_records"],
         )
     except ValueError as error:

@@ -69,6 +69,7 @@ class ServeOptions(DoorOptions):
     watermark: float
     enable_prefix_caching: bool
     overlap: bool
+    decode_steps: int
     num_step_records: int
     chat_template: Path | None
     tool_call_parser: ToolParserName
@@ -145,6 +146,12 @@ STEPS = (
     ),
     click.option(
         "--overlap/--no-overlap", default=True, help="Work on the host while the device computes."
+    ),
+    click.option(
+        "--decode-steps",
+        default=1,
+        type=click.IntRange(1),
+        help="Decode steps that the device runs at once while nobody waits; tokens come together.",
     ),
     click.option(
         "--num-step-records",

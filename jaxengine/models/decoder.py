@@ -71,6 +71,7 @@ class Attention(nnx.Module):
         kv_cache: KVCache,
         batch: AttentionBatch,
         *,
+        norm: RMSNorm,
         layer: Int[Array, ""],
         window: int | None,
         decode_only: bool,
@@ -80,7 +81,8 @@ class Attention(nnx.Module):
         num_tokens = x_TD.shape[0]
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        q, k, v = jnp.split(self.qkv_proj(x_TD, layer), [q_size, q_size + kv_size], axis=-1)
+        qkv = self.qkv_proj(x_TD, layer, norm=norm)
+        q, k, v = jnp.split(qkv, [q_size, q_size + kv_size], axis=-1)
         q_TNH = q.reshape(num_tokens, config.num_heads, config.head_dim)
         k_TKH = k.reshape(num_tokens, config.num_kv_heads, config.head_dim)
         v_TKH = v.reshape(num_tokens, config.num_kv_heads, config.head_dim)
@@ -109,13 +111,19 @@ class MLP(nnx.Module):
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
         model, hidden = config.hidden_size, config.intermediate_size
         self.num_shards = config.num_shards
-        self.activation = jax.nn.gelu if config.is_gemma2 else jax.nn.silu
+        self.is_gelu = config.is_gemma2
         self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
         self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
 
-    def __call__(self, x_TD: Float[Array, "T D"], layer: Int[Array, ""]) -> Float[Array, "T D"]:
-        gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD, layer), 2, axis=-1)
-        down_TD = self.down_proj(self.activation(gate_TF) * up_TF, layer)
+    def __call__(
+        self, x_TD: Float[Array, "T D"], *, norm: RMSNorm, layer: Int[Array, ""]
+    ) -> Float[Array, "T D"]:
+        gate_up = self.gate_up_proj(x_TD, layer, norm=norm)
+        if self.is_gelu:
+            gate_TF, up_TF = jnp.split(gate_up, 2, axis=-1)
+            down_TD = self.down_proj(jax.nn.gelu(gate_TF) * up_TF, layer)
+        else:
+            down_TD = self.down_proj.of_gated(gate_up, layer)
         return add_up(down_TD, self.num_shards)
 
 
@@ -155,10 +163,11 @@ class DecoderLayer(nnx.Module):
             decode_only: as of ragged_paged_attention.
         """
         attended_TD, kv_cache = self.attention(
-            self.input_norm(x_TD),
+            x_TD,
             rope,
             kv_cache,
             batch,
+            norm=self.input_norm,
             layer=layer,
             window=window,
             decode_only=decode_only,
@@ -166,7 +175,7 @@ class DecoderLayer(nnx.Module):
         if self.attended_norm is not None:
             attended_TD = self.attended_norm(attended_TD)
         x_TD = x_TD + attended_TD
-        mlp_TD = self.mlp(self.post_attention_norm(x_TD), layer)
+        mlp_TD = self.mlp(x_TD, norm=self.post_attention_norm, layer=layer)
         if self.mlp_norm is not None:
             mlp_TD = self.mlp_norm(mlp_TD)
         return x_TD + mlp_TD, kv_cache
@@ -272,11 +281,10 @@ class Decoder(nnx.Module):
 
     def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
         """Return f32 logits of the given hidden states; call it only where a token is sampled."""
-        x_SD = self.norm(x_SD)
         if self.lm_head is None:
-            logits_SV = project(x_SD, self.embedding[...])
+            logits_SV = project(self.norm(x_SD), self.embedding[...])
         else:
-            logits_SV = self.lm_head(x_SD)
+            logits_SV = self.lm_head(x_SD, norm=self.norm)
         cap = self.config.logit_soft_cap
         if cap is not None:
             logits_SV = cap * jnp.tanh(logits_SV / cap)

@@ -5,6 +5,7 @@ Letters: T packed tokens, N query heads, K kv heads, H head dim, D model, F hidd
 
 import math
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
@@ -30,6 +31,17 @@ __all__ = [
 SUM_COLUMNS = 8
 
 
+class RMSNorm(nnx.Module):
+    """Root mean square norm over the last axis, in f32."""
+
+    def __init__(self, size: int, *, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+        return x * lax.rsqrt(row_mean(x * x) + self.eps) * self.scale[...]
+
+
 class Linear(nnx.Module):
     """x · Wᵀ (+ b), with a weight as `new_weight` makes it, and its scales where it has some."""
 
@@ -42,18 +54,53 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
     def __call__(
-        self, x_TI: Float[Array, "T I"], layer: Int[Array, ""] | int = 0
+        self,
+        x_TI: Float[Array, "T I"],
+        layer: Int[Array, ""] | int = 0,
+        *,
+        norm: RMSNorm | None = None,
     ) -> Float[Array, "T O"]:
         """Return the product in f32; x is rounded to the dtype of the weight.
 
         Args:
-            x_TI: the left operand.
+            x_TI: the left operand, in f32.
             layer: which of several packed weights.
+            norm: what x goes through first. Packed weights do it on the way.
         """
+        if not is_packed(self.weight.shape):
+            return self._biased(self._unpacked(x_TI if norm is None else norm(x_TI)))
+        rows = None if norm is None else projection.RowNorm(norm.scale[...], norm.eps)
+        return self._biased(self._packed(x_TI, layer, norm=rows))
+
+    def of_gated(
+        self, x: Float[Array, "T 2*I"], layer: Int[Array, ""] | int = 0
+    ) -> Float[Array, "T O"]:
+        """Return the product of silu(gate) * up, which lie side by side, in f32."""
+        if is_packed(self.weight.shape):
+            return self._biased(self._packed(x, layer, gated=True))
+        gate_TI, up_TI = jnp.split(x, 2, axis=-1)
+        return self._biased(self._unpacked(jax.nn.silu(gate_TI) * up_TI))
+
+    def _packed(
+        self,
+        x: Array,
+        layer: Int[Array, ""] | int,
+        *,
+        norm: projection.RowNorm | None = None,
+        gated: bool = False,
+    ) -> Array:
+        w = self.weight[...]
         if self.weight_scale is None:
-            y_TO = project(x_TI, self.weight[...], layer)
-        else:
-            y_TO = int8.project(x_TI, self.weight[...], self.weight_scale[...], layer)
+            return projection.project(x, w, layer, norm=norm, gated=gated)
+        scale_O = self.weight_scale[...]
+        return projection.project_int8(x, w, scale_O, layer, norm=norm, gated=gated)
+
+    def _unpacked(self, x_TI: Array) -> Array:
+        if self.weight_scale is None:
+            return project(x_TI, self.weight[...])
+        return int8.project(x_TI, self.weight[...], self.weight_scale[...])
+
+    def _biased(self, y_TO: Array) -> Array:
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
@@ -73,18 +120,8 @@ def is_packed(shape: tuple[int, ...]) -> bool:
     return len(shape) > 2
 
 
-def project(
-    x_TI: Float[Array, "T I"], w_OI: Float[Array, "..."], layer: Int[Array, ""] | int = 0
-) -> Float[Array, "T O"]:
-    """Return x · wᵀ, with x rounded to the dtype of w, packed or not, and sums in f32.
-
-    Args:
-        x_TI: the left operand.
-        w_OI: a weight as `new_weight` makes it, or packed ones of several layers.
-        layer: which of these.
-    """
-    if is_packed(w_OI.shape):
-        return projection.project(x_TI, w_OI, layer)
+def project(x_TI: Float[Array, "T I"], w_OI: Float[Array, "O I"]) -> Float[Array, "T O"]:
+    """Return x · wᵀ, with x rounded to the dtype of w and sums in f32."""
     return lax.dot_general(
         x_TI.astype(w_OI.dtype),
         w_OI,
@@ -107,17 +144,6 @@ def row_mean(x: Float[Array, "*B C"]) -> Float[Array, "*B 1"]:
     """Return the mean over the last axis, summed as `row_sum` does."""
     total = row_sum(x.reshape(-1, x.shape[-1]))
     return (total / x.shape[-1]).reshape(*x.shape[:-1], 1)
-
-
-class RMSNorm(nnx.Module):
-    """Root mean square norm over the last axis, in f32."""
-
-    def __init__(self, size: int, *, eps: float) -> None:
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
-        self.eps = eps
-
-    def __call__(self, x: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
-        return x * lax.rsqrt(row_mean(x * x) + self.eps) * self.scale[...]
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[float, ...]:

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "int8_rows.h"
+#include "left_rows.h"
 #include "panels.h"
 #include "tiles.h"
 #include "workers.h"
@@ -28,8 +29,6 @@ namespace ffi = xla::ffi;
 
 constexpr int DEPTH = 64;  // inputs of a tile
 constexpr int WORD = 4;    // numbers in a word of a row, or of weights
-// Rows that a thread rounds at a time; for fewer numbers another costs more than it helps.
-constexpr int64_t ROWS_PER_TASK = 8, NUMBERS_PER_THREAD = 16384;
 
 static_assert(DEPTH == ROTATED, "a row has whole tiles exactly if it can be rotated");
 
@@ -256,24 +255,19 @@ class VectorProjector {
   const Int8Product& product_;
 };
 
-void round_rows(ffi::ThreadPool& pool, const float* x, const Int8Product& p) {
-  const int64_t tasks = (p.tokens + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-  share(pool, tasks, p.tokens * p.inputs / NUMBERS_PER_THREAD + 1, [&] {
-    return [&, rotated = std::make_unique<float[]>(p.inputs),
-            no_subnormals = std::make_unique<NoSubnormals>()](int64_t task) {
-      const int64_t end = std::min((task + 1) * ROWS_PER_TASK, p.tokens);
-      for (int64_t row = task * ROWS_PER_TASK; row < end; ++row)
-        round_row(x + row * p.inputs, p.inputs, rotated.get(), p.x.numbers + row * p.inputs,
-                  p.x.scales[row], p.x.sums[row]);
-    };
+void round_rows(ffi::ThreadPool& pool, const LeftRows& rows, const RoundedRows& to) {
+  prepare_rows(pool, rows, [&](int64_t token, const float* row, float* room) {
+    round_row(row, rows.inputs, room, to.numbers + token * rows.inputs, to.scales[token],
+              to.sums[token]);
   });
 }
 
-ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> w,
-                   ffi::Buffer<ffi::F32> w_scales, ffi::Buffer<ffi::S32> layer,
-                   ffi::ResultBuffer<ffi::F32> out) {
-  const int64_t tokens = x.dimensions()[0], inputs = x.dimensions()[1];
-  const int64_t outputs = out->dimensions()[1];
+ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> norm,
+                   ffi::Buffer<ffi::S8> w, ffi::Buffer<ffi::F32> w_scales,
+                   ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::F32> out, float eps) {
+  const int64_t inputs = w.dimensions()[2] * DEPTH, outputs = out->dimensions()[1];
+  const LeftRows rows = left_rows(x, norm, eps, inputs);
+  const int64_t tokens = rows.tokens;
   if (tokens == 0) return ffi::Error::Success();
   const int64_t index = layer.typed_data()[0];
   if (index < 0 || index >= w.dimensions()[0])
@@ -290,7 +284,7 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
                             tokens,
                             inputs,
                             outputs};
-  round_rows(pool, x.typed_data(), product);
+  round_rows(pool, rows, product.x);
 #if defined(HEADRACE_AMX_INT8)
   if (may_use_tiles()) {
     share_panels<TileProjector>(pool, product);
@@ -310,9 +304,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_int8_project, headrace::project,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::S8>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<float>("eps"));
 
 #pragma GCC visibility pop

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "left_rows.h"
 #include "panels.h"
 #include "products.h"
 #include "xla/ffi/api/ffi.h"
@@ -160,17 +161,29 @@ class VectorProjector {
 
 #endif
 
-ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
-                   ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::F32> out) {
-  const auto shape = x.dimensions();
-  const int64_t inputs = shape[1], outputs = out->dimensions()[1];
+// Rounds the rows to bfloat16, as the left operands of all panels.
+void round_rows(ffi::ThreadPool& pool, const LeftRows& rows, uint16_t* to) {
+  prepare_rows(pool, rows, [&](int64_t token, const float* row, float*) {
+    for (int64_t i = 0; i < rows.inputs; i += LANES)
+      put_pairs((uint32_t*)(to + token * rows.inputs), i, load<Floats>(row + i));
+  });
+}
+
+ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> norm,
+                   ffi::Buffer<ffi::BF16> w, ffi::Buffer<ffi::S32> layer,
+                   ffi::ResultBuffer<ffi::F32> out, float eps) {
+  const int64_t inputs = w.dimensions()[2] * DEPTH, outputs = out->dimensions()[1];
+  const LeftRows rows = left_rows(x, norm, eps, inputs);
+  if (rows.tokens == 0) return ffi::Error::Success();
   const int64_t index = layer.typed_data()[0];
   if (index < 0 || index >= w.dimensions()[0])
     return ffi::Error::InvalidArgument("there are no weights for this layer");
+  const auto rounded = (uint16_t*)thread_memory(rows.tokens * inputs * sizeof(uint16_t));
+  if (rounded == nullptr)
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for products");
+  round_rows(pool, rows, rounded);
   const auto weights = (const uint16_t*)w.untyped_data() + index * outputs * inputs;
-  const Product product{(const uint16_t*)x.untyped_data(), weights, out->typed_data(),
-                        shape[0], inputs, outputs};
-  if (product.tokens == 0) return ffi::Error::Success();
+  const Product product{rounded, weights, out->typed_data(), rows.tokens, inputs, outputs};
 #if defined(HEADRACE_AMX)
   if (may_use_tiles()) {
     share_panels<TileProjector>(pool, product);
@@ -193,9 +206,11 @@ ffi::Error project(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<f
 XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_project, headrace::project,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<float>("eps"));
 
 #pragma GCC visibility pop

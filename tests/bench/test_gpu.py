@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from bench import gpu as bench_gpu
 from bench.gpu import DRY, FULL, GpuReport, gpu, measure_gpu
 from bench.gpu_engine import RunFigures
+from bench.gpu_gateway import GatewayFailed
 from bench.gpu_kernels import Ceilings
 
 
@@ -25,13 +26,13 @@ class FakeEngine:
     def floor_bytes(self, num_seqs, context):
         return 50_000_000
 
-    def run(self, lengths, *, batching="continuous"):
+    def run(self, lengths, *, batching="continuous", decode_steps=1):
         return RunFigures(
             seconds=1.0,
             prompt_tokens=sum(prompt for prompt, _ in lengths),
             output_tokens=sum(output for _, output in lengths),
             steps=10,
-            step_ms=100.0,
+            step_ms=100.0 if decode_steps == 1 else 80.0,
             waited_ms=60.0,
             device_ms=75.0,
         )
@@ -80,7 +81,9 @@ def test_everything_in_the_plan_is_measured(tmp_path):
     assert [row["run"] for row in sections["engine"]] == [
         "start",
         "1 decodes",
+        "1 decodes, 2 steps at once",
         "2 decodes",
+        "2 decodes, 2 steps at once",
         "2 prompts of 16",
         "3 x 8/4",
         "4 x 2..8, continuous",
@@ -100,9 +103,21 @@ def test_the_full_plan_has_every_model_batch_and_stream():
 
 
 def test_prompts_are_compared_with_what_a_product_reaches(tmp_path):
-    row = measure(tmp_path / "gpu.json")["engine"][3]
+    row = measure(tmp_path / "gpu.json")["engine"][5]
     # 32 tokens in a second at 25 gigaflop, of a teraflop a second.
     assert (row["prompt_tokens_per_s"], row["share_of_product"]) == (32.0, 0.8)
+
+
+def test_a_gateway_that_fails_does_not_end_the_model(tmp_path, monkeypatch):
+    def broken(engine, streams, *, prompt_len, output_len):
+        yield {"streams": 1}
+        raise GatewayFailed("refused")
+
+    monkeypatch.setattr(bench_gpu, "measure_gateway", broken)
+    sections = measure(tmp_path / "gpu.json")
+    assert sections["gateway"] == [{"model": "tiny", "kernel": "reference", "streams": 1}]
+    assert sections["failed"] == [{"what": "gateway of tiny", "error": "refused"}]
+    assert sections["engine"][-1]["run"] == "4 x 2..8, static"
 
 
 def test_a_model_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
@@ -117,12 +132,14 @@ def test_a_model_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
 
 
 def test_a_decode_step_is_compared_with_what_it_must_read(tmp_path):
-    row = measure(tmp_path / "gpu.json")["engine"][1]
+    row, at_once = measure(tmp_path / "gpu.json")["engine"][1:3]
     # 50 MB at 1 GB/s are 50 ms, half of the step. 8 tokens in a second.
     assert (row["floor_ms"], row["share_of_floor"]) == (50.0, 0.5)
     assert row["output_tokens_per_s"] == 8.0
     # The device works for 75 of the 100 ms.
     assert row["gap_share"] == 0.25
+    # Without the host between the steps, for 75 of 80.
+    assert at_once["gap_share"] == 1 - 75 / 80
 
 
 def test_a_kernel_with_a_fault_is_not_measured(tmp_path, monkeypatch):

@@ -1,3 +1,6 @@
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +12,7 @@ from bench import peers as peers_module
 from bench import peers_runs, peers_sides
 from bench.peers import GOLDEN, peers
 from bench.peers_figures import ProductLimit
+from bench.server_process import ServerProcess
 from bench_server import FakeServe
 
 LIMIT = ProductLimit(bf16_gflops=400, int8_gflops=700, matrix_weights=10**8)
@@ -156,6 +160,28 @@ def test_what_makes_no_sense_is_refused(
     result = run(programs, *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_sigterm_ends_it_as_an_error_would_so_that_servers_are_stopped(
+    fake: FakeServe, monkeypatch: pytest.MonkeyPatch, programs: dict[str, Path]
+):
+    before = signal.getsignal(signal.SIGTERM)
+    stopped = []
+
+    @contextmanager
+    def interrupted(*arguments: object, **options: object) -> Iterator[ServerProcess]:
+        try:
+            with fake.run(*arguments, **options) as server:
+                signal.raise_signal(signal.SIGTERM)
+                yield server
+        finally:
+            stopped.append(True)
+
+    monkeypatch.setattr(peers_runs, "running_server", interrupted)
+    result = run(programs, "--workloads", "prefill")
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert stopped == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_peer_without_its_model_is_refused(fake: FakeServe, programs: dict[str, Path]):

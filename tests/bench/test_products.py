@@ -19,6 +19,6 @@ def test_a_run_prints_all_sides_and_writes_all_figures(tmp_path):
     found = [(entry["matrix"], entry["tokens"]) for entry in document["products"]]
     assert found == [(name, 1) for name in ("qkv", "out", "gate and up", "down", "head")]
     for entry in document["products"]:
-        for side in ("packed", "xla", "int8_packed", "int8_xla"):
+        for side in ("packed", "xla", "int8"):
             assert 0 < entry[side]["min_ms"] <= entry[side]["median_ms"]
     assert "gate and up" in result.output

@@ -124,6 +124,8 @@ def test_the_installed_command_is_the_one_of_this_environment(
 PEER = """
 import http.server, os, signal, subprocess, sys
 
+CHILD = "import sys, time; held = open(sys.argv[1], 'w'); time.sleep(3600)"
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path == "/health" else 404)
@@ -132,8 +134,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
 
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-print(child.pid, flush=True)
+if len(sys.argv) > 2:
+    subprocess.Popen([sys.executable, "-c", CHILD, sys.argv[2]])
 {signals}
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
@@ -143,22 +145,24 @@ def peer_command(signals: str = "") -> list[str]:
     return [sys.executable, "-c", PEER.format(signals=signals), PORT]
 
 
-def test_a_peer_is_told_its_port_and_ended_with_its_children():
+def test_a_peer_is_told_its_port_and_ended_with_its_children(tmp_path: Path):
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
     with tempfile.TemporaryFile("w+") as output:
         with running_peer(
-            peer_command(), ready_path="/health", startup_timeout_s=60, output=output
+            [*peer_command(), str(fifo)],
+            ready_path="/health",
+            startup_timeout_s=60,
+            output=output,
         ) as server:
             assert server.ready_s > 0
             with urllib.request.urlopen(f"{server.url}/health") as answer:
                 assert answer.status == 200
-            output.seek(0)
-            child = int(output.read())
-            os.kill(child, 0)
+            held = fifo.open()  # as soon as the child has it open
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(f"{server.url}/health")
-    # The child is init's now, which may take a moment to bury it.
-    status = Path(f"/proc/{child}/status")
-    assert not status.exists() or "zombie" in status.read_text()
+    with held:
+        assert held.read() == ""  # comes to an end only when the child has ended
 
 
 def test_a_peer_may_end_as_it_likes_when_asked_to():

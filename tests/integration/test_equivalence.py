@@ -5,6 +5,7 @@ in the plain loop: the same ids. Greedy and with fixed seeds, in f32 and in bf16
 whatever the KV cache stores.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -79,10 +80,8 @@ def run_alone(
     warm: WarmRunner, prompts: list[tuple[int, ...]], params: list[SamplingParams]
 ) -> list[tuple[int, ...]]:
     """The plainest way: one request at a time, whole prompts, no cache, no overlap."""
-    return [
-        warm.session(enable_prefix_caching=False, overlap=False).run([prompt], [param])[0]
-        for prompt, param in zip(prompts, params, strict=True)
-    ]
+    plain = warm.session(enable_prefix_caching=False, overlap=False, decode_steps=1)
+    return [plain.run([prompt], [param])[0] for prompt, param in zip(prompts, params, strict=True)]
 
 
 @pytest.mark.parametrize("name", RUNNERS)
@@ -102,6 +101,38 @@ def test_every_way_to_compute_gives_the_same_tokens(name):
         assert (stats.prefix_hits > hits_before) == changes.get("enable_prefix_caching", True), way
         assert (stats.num_preemptions > 0) == ("preempted" in way), way
     assert warm.runner.compiles_after_ready == compiles_before
+
+
+# The one has programs for decode-only steps, the other takes them as any step.
+@pytest.mark.parametrize("kernel", ["reference", "auto"])
+def test_several_decode_steps_at_once_give_the_same_tokens(kernel, monkeypatch):
+    warm = warm_tiny_runner("llama", kernel=kernel, decode_steps=4)
+    prompts, params = eight_prompts(warm.model.vocab_size), sampling_mix(24)
+    # Some end on the way: after their last token, or by a token that others need not stop at.
+    alone = run_alone(warm, prompts, params)
+    params[2] = replace(params[2], max_tokens=9)
+    params[5] = replace(params[5], stop_token_ids=(alone[5][13],))
+    alone = run_alone(warm, prompts, params)
+    assert len(alone[2]) == 9
+    assert len(alone[5]) <= 14
+    launches = []
+    execute = warm.runner.execute
+
+    def watched(outputs):
+        steps = execute(outputs)
+        launches.append(len(steps))
+        return steps
+
+    monkeypatch.setattr(warm.runner, "execute", watched)
+    for way in ("together", "overlapped", "chunks of 16", "without prefix cache", "preempted"):
+        changes = WAYS[way] | ({"num_blocks": 26} if way == "preempted" else {})
+        session = warm.session(**changes)
+        launches.clear()
+        assert session.run(prompts, params) == alone, way
+        assert launches.count(4) >= 2, way
+        assert session.run(prompts[::-1], params[::-1]) == alone[::-1], f"{way}, again"
+        assert (session.stats.num_preemptions > 0) == (way == "preempted"), way
+    assert warm.runner.compiles_after_ready == 0
 
 
 @pytest.mark.parametrize("name", RUNNERS)

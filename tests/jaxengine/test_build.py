@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from jaxengine.config import EngineConfig
 from jaxengine.errors import ModelError
 from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.models.config import ModelConfig
+from jaxengine.models.loader import load_decoder
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenRequest
 from kernels_pallas.choice import KernelChoice
@@ -29,6 +31,7 @@ def plan(memory_bytes=1 << 40, model=MODEL, **options):
 def test_wishes_become_the_configuration_word_by_word():
     config, clamped_from = plan(
         dtype="float32",
+        quantization="int8",
         kv_cache_dtype="bfloat16",
         max_model_len=300,
         max_num_batched_tokens=256,
@@ -49,10 +52,12 @@ def test_wishes_become_the_configuration_word_by_word():
         watermark=0.2,
         enable_prefix_caching=False,
         overlap=False,
+        decode_steps=3,
         num_step_records=77,
     )
     assert clamped_from is None
     assert (config.dtype, config.max_model_len) == ("float32", 300)
+    assert config.quantization == "int8"
     assert (config.max_num_batched_tokens, config.max_num_scheduled_tokens) == (256, 64)
     assert (config.max_num_seqs, config.max_num_queued_requests) == (5, 6)
     assert (config.block_size, config.num_blocks) == (32, 51)  # and the reserved one
@@ -62,7 +67,7 @@ def test_wishes_become_the_configuration_word_by_word():
     assert (config.batch_window_s, config.scheduling_policy) == (0.5, "priority")
     assert (config.priority_aging_s, config.tenant_weights) == (3.0, {"alice": 2.0})
     assert (config.max_num_queued_tokens, config.queue_timeout_s) == (7000, 30.0)
-    assert config.num_step_records == 77
+    assert (config.decode_steps, config.num_step_records) == (3, 77)
 
 
 def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():
@@ -173,6 +178,7 @@ def test_a_machine_without_memory_is_refused():
         ({"max_num_scheduled_tokens": 513}, "max_num_scheduled_tokens"),
         ({"target_itl_s": 0.0}, "target_itl_s"),
         ({"batching": "now and then"}, "batching"),
+        ({"quantization": "int3"}, "quantization"),
         ({"tenant_weights": {"alice": 0}}, "alice"),
     ],
 )
@@ -202,7 +208,8 @@ async def test_a_built_engine_serves():
         compile_progress=lambda *done: seen["compile"].append(done),
     )
     assert seen["weights"][-1] == (8, 8)
-    assert seen["compile"] == [(1, 2), (2, 2)]
+    # Two buckets, and the choice of tokens for eight sequences.
+    assert seen["compile"] == [(1, 3), (2, 3), (3, 3)]
     assert built.num_buckets == 2
     num_weights = sum(math.prod(shape) for shape in checkpoint.shapes.values())
     assert built.memory.weights == num_weights * 4
@@ -242,6 +249,31 @@ def test_the_kernel_that_was_chosen_is_the_one_that_the_engine_is_built_for(monk
     assert built.config.attention_kernel == ready_kernel()
     block_bytes = kv_block_bytes(built.model, block_size=16, dtype="float32", kernel=ready_kernel())
     assert built.memory.kv_cache == 21 * block_bytes
+
+
+@pytest.mark.parametrize("library", [None, Path("library.so")])
+def test_weights_of_eight_bits_are_packed_where_there_is_code_for_them(library, monkeypatch):
+    """Whatever the instructions for bfloat16; and they are counted as they are."""
+    choice = KernelChoice("reference", "for this test", library, can_project=False)
+    monkeypatch.setattr(build, "choose_kernel", lambda wanted, **facts: choice)
+    monkeypatch.setattr(build.native, "load", lambda library: None)
+    asked = []
+
+    def load(model, checkpoint, **options):
+        asked.append((options["packed"], options["quantization"]))
+        return load_decoder(model, checkpoint, **options | {"packed": False})
+
+    monkeypatch.setattr(build, "load_decoder", load)
+    use_compile_cache()
+    checkpoint = RandomCheckpoint(num_hidden_layers=1)
+    options = replace(SMALL, quantization="int8")
+    built = build_engine(checkpoint, options, memory_bytes=1 << 30)
+    assert asked == [(library is not None, "int8")]
+    # A byte for each number of a matrix, four for each row of it, for norms, and for the embedding.
+    matrices = [shape for shape in checkpoint.shapes.values() if len(shape) == 2]
+    (vocab, size), *layer = matrices
+    expected = vocab * size * 4 + vocab * (size + 4) + sum(rows * (n + 4) for rows, n in layer)
+    assert built.memory.weights == expected + 3 * size * 4
 
 
 def test_a_kernel_that_was_asked_for_and_does_not_work_is_an_error(monkeypatch):

@@ -33,7 +33,12 @@ def item(token_ids, first, count, *, row=0, blocks=(1, 2, 3), pending=False):
 
 
 def execute(warm, *items):
-    return warm.runner.execute(step_of(*items))
+    return launch(warm, step_of(*items))
+
+
+def launch(warm, output):
+    (step,) = warm.runner.execute([output])
+    return step
 
 
 def next_token(warm, *items):
@@ -72,8 +77,8 @@ def test_a_step_says_how_many_slots_the_device_computes(warm):
 
 
 def test_a_step_of_nothing_but_wasted_slots_can_be_run(warm):
-    assert warm.runner.execute(step_of(padding_slots=9)).num_slots == 16
-    assert warm.runner.execute(step_of(padding_slots=65)).num_slots == 256
+    assert launch(warm, step_of(padding_slots=9)).num_slots == 16
+    assert launch(warm, step_of(padding_slots=65)).num_slots == 256
 
 
 def test_a_reset_forgets_the_cache_and_the_tokens(warm):
@@ -109,13 +114,13 @@ def test_a_second_start_compiles_nothing_and_answers_the_same(tmp_path, monkeypa
     with without_compile_cache():
         first = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
         first.warm_up()
-        expected = first.execute(step).result()
+        expected = first.execute([step])[0].result()
         first.close()
         monkeypatch.setattr(JaxModelRunner, "lower", None)
         monkeypatch.setattr(JaxModelRunner, "lower_choice", None)
         second = JaxModelRunner(decoder, model, config, programs_dir=tmp_path)
         second.warm_up()
-        assert second.execute(step).result() == expected
+        assert second.execute([step])[0].result() == expected
         second.close()
 
 
@@ -126,7 +131,7 @@ def test_times_of_an_earlier_start_are_taken_at_todays_pace(tmp_path, monkeypatc
     monkeypatch.setattr(JaxModelRunner, "_program", lambda self, fact, lower, layout: None)
 
     def times_s(slowness):
-        def time_one(self, layout):
+        def time_one(self, layout, **repeats):
             timed.append(layout.bucket)
             return layout.bucket.num_tokens * slowness
 

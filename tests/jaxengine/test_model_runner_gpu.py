@@ -1,10 +1,63 @@
-"""A whole step of a model of 8 billion weights, compiled for an H200 that is not there."""
+"""Whole steps for GPUs that are not there: those of every bucket, and those of a large model."""
 
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from compile_for_gpu import TOOLS, run_with_tools
+from gpu_target import lower_for
+from jaxengine.batch_layout import BatchLayout
+from jaxengine.buckets import buckets_for
+from jaxengine.config import EngineConfig
+from jaxengine.kv_cache import new_device_state
+from jaxengine.models.config import ModelConfig
+from jaxengine.models.decoder import Decoder
+from jaxengine.rule_arrays import RuleLayout
+from jaxengine.step_programs import make_choose, make_forward, make_steps
+
+ONE_LAYER = ModelConfig(
+    family="qwen3",
+    vocab_size=256,
+    hidden_size=256,
+    intermediate_size=256,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=128,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    rope_theta=1e6,
+    tie_embeddings=True,
+    qk_norm=True,
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*Pallas Triton:DeprecationWarning")
+@pytest.mark.parametrize("kernel", ["mosaic_gpu", "triton"])
+def test_the_step_of_every_bucket_lowers_for_a_gpu(kernel):
+    config = EngineConfig(attention_kernel=kernel)
+    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(ONE_LAYER, dtype=jnp.bfloat16)))
+    leaves, tree = jax.tree.flatten(weights)
+    state = jax.eval_shape(lambda: new_device_state(ONE_LAYER, config))
+    buckets = buckets_for(config)
+    assert {bucket.decode_only for bucket in buckets} == {True, False}
+    for bucket in buckets:
+        layout = BatchLayout(bucket, config.max_blocks_per_seq, 1)
+        rules = RuleLayout(bucket.num_seqs, ONE_LAYER.vocab_size, config.max_model_len)
+        program = lower_for(
+            "h200",
+            make_steps(make_forward(graph, tree, layout), make_choose(graph, tree, layout.choice)),
+            leaves,
+            state.kv_cache,
+            state.last_token,
+            jax.ShapeDtypeStruct((1, layout.size), jnp.int32),
+            jax.eval_shape(rules.resident),
+        )
+        assert ("mosaic_gpu" in program) == (kernel == "mosaic_gpu"), bucket
+        assert ("xla.gpu.triton" in program) == (kernel == "triton"), bucket
 
 
 @pytest.mark.skipif(
@@ -14,7 +67,10 @@ from compile_for_gpu import TOOLS, run_with_tools
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kernel", "kind"),
-    [("triton", "decode"), ("triton", "mixed"), ("mosaic_gpu", "decode"), ("mosaic_gpu", "mixed")],
+    [
+        *(("triton", kind) for kind in ("decode", "mixed")),
+        *(("mosaic_gpu", kind) for kind in ("decode", "decodes", "mixed")),
+    ],
 )
 def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_path):
     (step,) = run_with_tools(tmp_path, "step", kernel, kind)
@@ -23,9 +79,17 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
     assert step["cache_copies"] == 0
     assert step["temporary_bytes"] < 256 << 20
     # The decodes, their merge, and in mixed steps the prompts.
-    per_layer = 2 if kind == "decode" else 3
+    per_layer = 3 if kind == "mixed" else 2
     assert step["attention_kernels"] == step["num_layers"] * per_layer
     (path,) = tmp_path.glob("*.thunk_sequence_after_thunk_passes.txt")
-    roots = re.findall(r"^\d+: (\w+)", path.read_text(), re.MULTILINE)
-    # Only the log-probabilities of prompts, if somebody wants them, are not in the graph.
-    assert roots == ["kCommandBuffer"] + (["kConditional"] if kind == "mixed" else [])
+    thunks = path.read_text()
+    roots = re.findall(r"^\d+: (\w+)", thunks, re.MULTILINE)
+    if kind == "decodes":
+        # A loop whose body, with the choice of the tokens, is one graph.
+        assert roots[-1] == "kWhile"
+        assert re.search(
+            r"^  body:\n +000: kCommandBuffer \[source \| sink\]", thunks, re.MULTILINE
+        )
+    else:
+        # Only the log-probabilities of prompts, if somebody wants them, are not in the graph.
+        assert roots == ["kCommandBuffer"] + (["kConditional"] if kind == "mixed" else [])

@@ -79,6 +79,7 @@ class EngineLaws(RuleBasedStateMachine):
         policy=st.sampled_from(("fair", "fair", "priority", "fcfs")),
         threshold=st.sampled_from((0, 0, 1, 3, 10)),
         target_ms=st.sampled_from((None, None, 12, 25)),
+        decode_steps=st.sampled_from((1, 1, 2, 3, 8)),
     )
     def start(
         self,
@@ -94,6 +95,7 @@ class EngineLaws(RuleBasedStateMachine):
         policy,
         threshold,
         target_ms,
+        decode_steps,
     ) -> None:
         config = small_config(
             overlap=overlap,
@@ -111,6 +113,7 @@ class EngineLaws(RuleBasedStateMachine):
             tenant_weights={"heavy": 3.0},
             long_prefill_token_threshold=threshold,
             target_itl_s=None if target_ms is None else target_ms / 1000,
+            decode_steps=decode_steps,
         )
         self.loop = EngineLoop(config, vocab_size=VOCAB_SIZE, eos=EOS, step_times=KnownTimes())
         self.names: list[str] = []

@@ -10,9 +10,15 @@ from attention_kernels import ready_kernel
 from kernels_pallas.choice import KernelUnavailable
 from kernels_pallas.int8 import project, quantize, rotate
 from kernels_pallas.projection import pack as pack_into
-from kernels_pallas.projection import packed_shape
+from kernels_pallas.projection import packed_shape, project_int8
 
-run = jax.jit(project)
+
+@jax.jit
+def run(x, w, scales, layer=0):
+    """Multiply with weights as they are, or packed."""
+    return project(x, w, scales) if w.ndim == 2 else project_int8(x, w, scales, layer)
+
+
 F32 = np.float32
 
 
@@ -156,4 +162,4 @@ def test_of_several_layers_the_one_that_is_named_is_multiplied_with(native):
 def test_sizes_that_do_not_fit_are_named():
     values, scales = quantize(numbers(0, 32, 64))
     with pytest.raises(ValueError, match="128 inputs do not fit weights for 64"):
-        project(jnp.zeros((2, 128)), pack(values), scales)
+        project_int8(jnp.zeros((2, 128)), pack(values), scales)

@@ -8,6 +8,7 @@ import pytest
 
 from attention_kernels import can_project
 from kernels_pallas.projection import (
+    RowNorm,
     can_pack,
     pack,
     packed_shape,
@@ -99,6 +100,68 @@ def test_of_several_layers_the_one_that_is_named_is_multiplied_with(native):
 def test_a_layer_that_is_not_there_is_refused(layer, native):
     with pytest.raises(jax.errors.JaxRuntimeError, match="no weights for this layer"):
         run(numbers(0, 5, 32), packed_of(*numbers(1, 2, 32, 32)), layer).block_until_ready()
+
+
+def through_norm(x, scale, eps):
+    x = x.astype(np.float64)
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * scale
+
+
+def through_gate(x):
+    gate, up = np.split(x.astype(np.float64), 2, axis=1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def rounded_product(x, w):
+    """In float64, of rows that are rounded to bfloat16."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float64) @ w.astype(np.float64).T
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 33, 300])
+def test_rows_go_through_a_norm_first(num_tokens, native):
+    random = np.random.default_rng(2)
+    x = (
+        random.standard_normal((num_tokens, 96)) * random.uniform(0.01, 100, (num_tokens, 1))
+    ).astype(np.float32)
+    scale, w = random.uniform(0.5, 2, 96).astype(np.float32), numbers(1, 64, 96)
+    norm = RowNorm(jnp.asarray(scale), 1e-5)
+    out = jax.jit(lambda x, w: project(x, w, norm=norm))(x, packed_of(w))
+    expected = rounded_product(through_norm(x, scale, 1e-5), w)
+    # A number that f32 moves over the middle of two is rounded the other way: 2^-8 of it, times w.
+    np.testing.assert_allclose(out, expected, rtol=0, atol=0.1)
+    assert np.abs(out - expected).mean() < 1e-3
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 33, 300])
+def test_rows_go_through_a_gate_first(num_tokens, native):
+    random = np.random.default_rng(3)
+    x = (random.standard_normal((num_tokens, 192)) * 3).astype(np.float32)
+    x[0, :4] = 0, 200, -200, -88  # where e ** x leaves what f32 can hold
+    w = numbers(1, 64, 96)
+    out = jax.jit(lambda x, w: project(x, w, gated=True))(x, packed_of(w))
+    expected = rounded_product(through_gate(x), w)
+    assert (np.abs(out - expected) <= 0.1 * (1 + np.abs(expected))).all()
+    assert np.abs(out - expected).mean() < 1e-2
+
+
+def test_rows_are_prepared_alike_whatever_they_are_computed_with(native):
+    random = np.random.default_rng(4)
+    x = random.standard_normal((300, 192)).astype(np.float32)
+    wide, narrow = packed_of(numbers(1, 64, 192)), packed_of(numbers(1, 64, 96))
+    norm = RowNorm(jnp.asarray(random.uniform(0.5, 2, 192), jnp.float32), 1e-5)
+    for call in (
+        jax.jit(lambda x: project(x, wide, norm=norm)),
+        jax.jit(lambda x: project(x, narrow, gated=True)),
+    ):
+        whole = np.asarray(call(x))
+        for start, end in ((0, 1), (299, 300), (3, 5), (10, 43), (100, 229)):
+            np.testing.assert_array_equal(call(x[start:end]), whole[start:end])
+
+
+def test_a_norm_that_does_not_fit_is_named():
+    norm = RowNorm(jnp.ones(32), 1e-5)
+    with pytest.raises(ValueError, match="a norm of 32 does not fit 64 inputs"):
+        project(jnp.zeros((2, 64)), jnp.zeros(packed_shape(32, 64)), norm=norm)
 
 
 def test_sizes_that_do_not_fit_are_named():

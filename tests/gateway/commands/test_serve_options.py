@@ -32,9 +32,15 @@ def test_a_command_is_given_exactly_the_declared_options():
 def test_the_defaults_are_those_of_the_configurations():
     given, engine, gateway = parsed(), EngineConfig(), GatewayConfig()
     for name in (
-        *("dtype", "kv_cache_dtype", "max_num_batched_tokens", "max_num_scheduled_tokens"),
+        *(
+            "dtype",
+            "quantization",
+            "kv_cache_dtype",
+            "max_num_batched_tokens",
+            "max_num_scheduled_tokens",
+        ),
         *("max_num_seqs", "long_prefill_token_threshold", "batching", "scheduling_policy"),
-        *("priority_aging_s", "enable_prefix_caching", "overlap"),
+        *("priority_aging_s", "enable_prefix_caching", "overlap", "decode_steps"),
         *("num_step_records", "watermark"),
     ):
         assert given[name] == getattr(engine, name), name
@@ -55,6 +61,7 @@ def test_the_defaults_are_those_of_the_configurations():
     [
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype", "fp8_e4m3"),
         (["--kv-cache-dtype", "int8"], "kv_cache_dtype", "int8"),
+        (["--quantization", "int8"], "quantization", "int8"),
         (["--batching", "static"], "batching", "static"),
         (["--scheduling-policy", "fcfs"], "scheduling_policy", "fcfs"),
         (["--target-itl-ms", "20"], "target_itl_ms", 20.0),
