@@ -152,7 +152,7 @@ class PeersRunner:
         if isinstance(running, OfflinePipeline):
             yield running
             return
-        async with open_session(None, self.timeout_s) as session:
+        async with open_session(None, self.timeout_s, reuse=False) as session:
             model = side.model or (await find_model(session, running.url))["id"]
             target = Target(
                 url=running.url,

@@ -84,16 +84,19 @@ def make_body(
     return orjson.dumps(body)
 
 
-def open_session(api_key: str | None, timeout_s: float) -> aiohttp.ClientSession:
+def open_session(
+    api_key: str | None, timeout_s: float, *, reuse: bool = True
+) -> aiohttp.ClientSession:
     """A session without a limit on connections, so that the client never queues requests itself.
 
     Args:
         api_key: sent as a bearer token.
         timeout_s: how long the server may be silent within one request.
+        reuse: send another request on a connection; some servers close it just then.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=not reuse),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=timeout_s),
     )

@@ -36,6 +36,7 @@ class FakeServe:
     Attributes:
         commands: with which servers were started.
         bodies: of all requests, with the number of the server that got them.
+        connection_headers: what each of these said of its connection.
         num_unfinished: requests that are being answered.
     """
 
@@ -49,6 +50,7 @@ class FakeServe:
     ) -> None:
         self.commands: list[list[str]] = []
         self.bodies: list[tuple[int, dict]] = []
+        self.connection_headers: list[str | None] = []
         self._pace = pace
         self._refuse = refuse
         self._max_model_len = max_model_len
@@ -126,6 +128,7 @@ class FakeServe:
         body = await request.json()
         command = self.commands[-1]
         self.bodies.append((len(self.commands) - 1, body))
+        self.connection_headers.append(request.headers.get("Connection"))
         status = self._refuse(body, command) if self._refuse else None
         if status is not None:
             return web.json_response(

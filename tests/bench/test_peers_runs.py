@@ -124,6 +124,11 @@ def test_every_workload_reaches_a_server(fake: FakeServe):
     assert run.golden.holds
 
 
+def test_every_request_has_a_connection_of_its_own(fake: FakeServe):
+    make_runner("streams").measure_side(OURS, 0)
+    assert set(fake.connection_headers) == {"close"}
+
+
 def test_a_peer_is_asked_in_its_own_words_and_not_for_golden_answers(fake: FakeServe):
     run = make_runner("streams").measure_side(PEER, 0)
     assert run.golden is None
