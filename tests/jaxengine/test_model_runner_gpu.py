@@ -93,6 +93,7 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
     elif kind == "mixed":
         # The log-probabilities of prompts, if somebody wants them, are not in the graph; behind
         # them the end of the packed buffer and the pending tokens are handed on.
-        assert roots == ["kCommandBuffer", "kConditional", "kCopy", "kCustomKernel"]
+        assert roots[:2] == ["kCommandBuffer", "kConditional"]
+        assert roots[2:] in (["kCustomKernel"], ["kCopy", "kCustomKernel"])
     else:
         assert roots == ["kCommandBuffer"]
