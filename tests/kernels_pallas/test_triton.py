@@ -30,7 +30,6 @@ from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 from kernels_pallas.triton import attend
 from kernels_pallas.tuning import TritonConfig, triton_config
-from kernels_pallas.work_plan import AttentionBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 
@@ -138,7 +137,7 @@ def test_steps_of_decodes_only(num_seqs):
 def test_a_batch_without_sequences_gives_zeros():
     chunk = Chunk(random_context(1, 5), 0, 5, (3,))
     q, batch = SCENE.pack([chunk])
-    empty = AttentionBatch(*(np.zeros_like(array) for array in batch))
+    empty = jax.tree.map(np.zeros_like, batch)
     assert not SCENE.attend(q, SCENE.filled([chunk]), empty).any()
 
 
