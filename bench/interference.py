@@ -31,7 +31,7 @@ POLL_S = 0.01
 SETTLE_SHARE = 0.1  # of the idle time, after the last stream has begun
 SPARE_TOKENS = 16  # of the context, beside the long prompt
 MAX_OUTPUT = 4000
-DEFAULT_FACTOR = 1.6  # target over the idle P99: what a bound of 2 leaves for the error
+DEFAULT_FACTOR = 1.2  # target over the idle P99: steps vary, and the bound of 2 is for their P99
 MAX_ITL_RATIO = 2.0
 MIN_SPEED_SHARE = 0.85
 
