@@ -198,7 +198,9 @@ async def measure_server(
     disturbances, records = [], list(alone.records)
     for part, long_prompt in enumerate(long_prompts[plan.repeats :]):
         streams = plan.streams(part, max_model_len)
-        disturbance, record = await disturb(sender, streams, long_prompt, plan.idle_s)
+        disturbance, record = await disturb(
+            sender, streams, long_prompt, plan.idle_s, after_s=plan.idle_s
+        )
         await sender.wait_until_idle()
         disturbances.append(disturbance)
         records.append(record)
@@ -222,8 +224,17 @@ async def disturb(
     streams: Sequence[PlannedRequest],
     long_prompt: PlannedRequest,
     idle_s: float,
+    *,
+    after_s: float,
 ) -> tuple[Disturbance, RequestRecord]:
-    """Let streams run, send the long prompt, and leave the streams when it is done.
+    """Let streams run, send the long prompt, and leave the streams some time after it is done.
+
+    Args:
+        sender: of everything.
+        streams: that go on for long enough.
+        long_prompt: that disturbs them.
+        idle_s: the streams run undisturbed for so long first.
+        after_s: and so long afterwards; the gaps that the end of the prompt falls into must end.
 
     Raises:
         RequestFailed: a request failed, or a stream ended before the prompt was done.
@@ -240,7 +251,7 @@ async def disturb(
         if long_record.error is not None or long_record.first_token_s is None:
             raise RequestFailed("long prompt", long_record.error_detail or "")
         check_running(records)
-        await asyncio.sleep(idle_s)
+        await asyncio.sleep(after_s)
         check_running(records)
         idle_end_s = sender.clock()
     sent_s, done_s = long_record.start_s, long_record.start_s + long_record.first_token_s

@@ -186,7 +186,10 @@ class PeersRunner:
         """Let streams run, and send a long prompt."""
         *streams, long_prompt = workload.requests
         try:
-            disturbance, record = await disturb(sender, streams, long_prompt, self.plan.idle_s)
+            idle_s = self.plan.idle_s
+            disturbance, record = await disturb(
+                sender, streams, long_prompt, idle_s, after_s=idle_s / 10
+            )
         except RequestFailed as error:
             return self.failed(workload, error)
         await asyncio.sleep(LEFT_S)
