@@ -31,7 +31,7 @@ def native(tmp_path, monkeypatch):
             assert command[1:] == ["-m", "kernels_pallas.self_test", str(recipe.library)]
             return run_limited([sys.executable, "-c", script], timeout_s=min(timeout_s, LIMIT_S))
 
-        recipe = Recipe(("c++",), tmp_path / "attention-1.so")
+        recipe = Recipe(("c++",), (), tmp_path / "attention-1.so")
         monkeypatch.setattr(choice, "make_recipe", lambda folder: recipe)
         monkeypatch.setattr(choice, "build_library", build)
         monkeypatch.setattr(choice, "run_limited", test)
