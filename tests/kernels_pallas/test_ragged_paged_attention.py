@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from kernels_pallas.ragged_paged_attention import (
     ragged_paged_attention,
     write_kv,
 )
-from kernels_pallas.work_plan import AttentionBatch
 
 # Against attention over what the cache remembers. Outputs are averages of values around 1. f32
 # products, which float16 takes too, round each of some hundred sums by 2^-24; those in bf16 round
@@ -166,7 +166,7 @@ def test_a_batch_without_sequences_gives_finite_rows(kernel):
     chunk = Chunk(random_context(1, 5), 0, 5, (3,))
     cache = replace(MIXED, kernel=kernel)
     q, batch = cache.pack([chunk])
-    empty = AttentionBatch(*(np.zeros_like(array) for array in batch))
+    empty = jax.tree.map(np.zeros_like, batch)
     assert np.isfinite(cache.attend(q, cache.filled([chunk]), empty)).all()
 
 
