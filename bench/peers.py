@@ -12,11 +12,10 @@ from typing import Any
 
 import click
 
-from bench.own_server import BenchSetup, measuring_command
-from bench.peers_figures import PeersResult, ProductLimit, SideRun, judge_peers
-from bench.peers_golden import GoldenCase, load_golden
-from bench.peers_plan import WORKLOAD_KINDS, PeersPlan, WorkloadKind
-from bench.peers_report import (
+from bench.comparison.figures import PeersResult, ProductLimit, SideRun, judge_peers
+from bench.comparison.golden import GoldenCase, load_golden
+from bench.comparison.plan import WORKLOAD_KINDS, PeersPlan, WorkloadKind
+from bench.comparison.report import (
     SIDE_HEADINGS,
     WORKLOAD_HEADINGS,
     failure_lines,
@@ -25,8 +24,9 @@ from bench.peers_report import (
     side_rows,
     workload_rows,
 )
-from bench.peers_runs import PeersRunner, measure_limit
-from bench.peers_sides import PeerPaths, Side, find_default_model, list_sides
+from bench.comparison.runs import PeersRunner, measure_limit
+from bench.comparison.sides import PeerPaths, Side, find_default_model, list_sides
+from bench.own_server import BenchSetup, measuring_command
 from bench.report import print_rows
 from bench.server_process import ServerFailed
 from bench.svg import draw_figure

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench import peers as peers_module
-from bench import peers_runs, peers_sides
+from bench.comparison import runs, sides
+from bench.comparison.figures import ProductLimit
 from bench.peers import GOLDEN, peers
-from bench.peers_figures import ProductLimit
 from bench.server_process import ServerProcess
 from bench_server import FakeServe
 
@@ -28,10 +28,10 @@ def programs(tmp_path: Path) -> dict[str, Path]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, fake: FakeServe) -> None:
-    monkeypatch.setattr(peers_runs, "running_server", fake.run)
-    monkeypatch.setattr(peers_runs, "running_peer", fake.run)
-    monkeypatch.setattr(peers_runs, "LEFT_S", 0.0)
-    monkeypatch.setattr(peers_sides, "find_headrace", lambda: "headrace")
+    monkeypatch.setattr(runs, "running_server", fake.run)
+    monkeypatch.setattr(runs, "running_peer", fake.run)
+    monkeypatch.setattr(runs, "LEFT_S", 0.0)
+    monkeypatch.setattr(sides, "find_headrace", lambda: "headrace")
     monkeypatch.setattr(peers_module, "measure_limit", lambda _: LIMIT)
 
 
@@ -93,8 +93,8 @@ def test_a_peer_that_fails_is_reported_and_ends_nothing(
     install(monkeypatch, fake)
     real = peers_module.list_sides
 
-    def with_broken_peer(*arguments: object, **options: object) -> list[peers_sides.Side]:
-        broken = peers_sides.Side(name="vLLM", kind="server", command=("vllm", "--broken"))
+    def with_broken_peer(*arguments: object, **options: object) -> list[sides.Side]:
+        broken = sides.Side(name="vLLM", kind="server", command=("vllm", "--broken"))
         return [*real(*arguments, **options), broken]
 
     monkeypatch.setattr(peers_module, "list_sides", with_broken_peer)
@@ -177,7 +177,7 @@ def test_a_sigterm_ends_it_as_an_error_would_so_that_servers_are_stopped(
         finally:
             stopped.append(True)
 
-    monkeypatch.setattr(peers_runs, "running_server", interrupted)
+    monkeypatch.setattr(runs, "running_server", interrupted)
     result = run(programs, "--workloads", "prefill")
     assert result.exit_code == 128 + signal.SIGTERM
     assert stopped == [True]

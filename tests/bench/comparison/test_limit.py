@@ -2,8 +2,8 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from bench.peers_figures import ProductLimit
-from bench.peers_limit import limit, matrix_weights
+from bench.comparison.figures import ProductLimit
+from bench.comparison.limit import limit, matrix_weights
 from golden_model import TINY_DIR
 from jaxengine.models.config import ModelConfig
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.peers_offline import OfflinePipeline, running_pipeline
+from bench.comparison.offline import OfflinePipeline, running_pipeline
 from bench.scenario import PlannedRequest
 from bench.server_process import ServerFailed
 from bench.stream import RequestFailed

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import peers_runs
-from bench.peers_figures import ProductLimit
-from bench.peers_golden import GoldenCase
-from bench.peers_plan import PeersPlan, WorkloadKind
-from bench.peers_runs import PeersRunner, measure_limit
-from bench.peers_sides import Side
+from bench.comparison import runs as runs_module
+from bench.comparison.figures import ProductLimit
+from bench.comparison.golden import GoldenCase
+from bench.comparison.plan import PeersPlan, WorkloadKind
+from bench.comparison.runs import PeersRunner, measure_limit
+from bench.comparison.sides import Side
 from bench.server_process import ServerFailed, ServerProcess
 from bench_server import FakeServe
 from golden_model import TINY_DIR
@@ -53,9 +53,9 @@ def fake(
         with fake.run(command, output=output) as server:
             yield server
 
-    monkeypatch.setattr(peers_runs, "running_server", run)
-    monkeypatch.setattr(peers_runs, "running_peer", run)
-    monkeypatch.setattr(peers_runs, "LEFT_S", 0.0)
+    monkeypatch.setattr(runs_module, "running_server", run)
+    monkeypatch.setattr(runs_module, "running_peer", run)
+    monkeypatch.setattr(runs_module, "LEFT_S", 0.0)
     return fake
 
 
@@ -172,7 +172,7 @@ def test_a_side_that_does_not_start_is_reported_with_its_last_words(fake: FakeSe
 
 
 def test_a_side_that_refuses_the_warm_up_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers_runs, "running_peer", FakeServe(refuse=lambda *_: 400).run)
+    monkeypatch.setattr(runs_module, "running_peer", FakeServe(refuse=lambda *_: 400).run)
     run = make_runner("streams").measure_side(PEER, 0)
     assert run.ready_s == 0.2
     assert run.failure is not None
@@ -181,7 +181,7 @@ def test_a_side_that_refuses_the_warm_up_is_reported(monkeypatch: pytest.MonkeyP
 
 def test_refused_requests_are_counted_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch):
     refusing = FakeServe(refuse=lambda body, _: 503 if body["max_tokens"] == 2 else None)
-    monkeypatch.setattr(peers_runs, "running_peer", refusing.run)
+    monkeypatch.setattr(runs_module, "running_peer", refusing.run)
     run = make_runner("streams", "open").measure_side(PEER, 0)
     assert run.failure is None
     streams, opened = (entry.summary for entry in run.workloads)
@@ -196,7 +196,7 @@ def test_a_workload_that_comes_to_nothing_does_not_end_the_others(
 ):
     # The streams beside the long prompt end at once.
     fake = FakeServe(max_output=4)
-    monkeypatch.setattr(peers_runs, "running_peer", fake.run)
+    monkeypatch.setattr(runs_module, "running_peer", fake.run)
     run = make_runner("long-prompt", "open").measure_side(PEER, 0)
     beside, opened = run.workloads
     assert beside.failure is not None

@@ -5,9 +5,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bench import peers_sides
-from bench.peers_plan import PeersPlan
-from bench.peers_sides import PeerPaths, Side, find_default_model, list_sides
+from bench.comparison import sides as sides_module
+from bench.comparison.plan import PeersPlan
+from bench.comparison.sides import PeerPaths, Side, find_default_model, list_sides
 from bench.server_process import PORT
 from bench_server import flag_value
 
@@ -17,7 +17,7 @@ PYTHON = Path("env/bin/python")
 
 @pytest.fixture(autouse=True)
 def _headrace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_sides, "find_headrace", lambda: "headrace")
+    monkeypatch.setattr(sides_module, "find_headrace", lambda: "headrace")
 
 
 def all_sides(*arguments: str) -> dict[str, Side]:
@@ -136,5 +136,5 @@ def test_the_default_model_is_where_headrace_says(tmp_path: Path, monkeypatch: p
     program = tmp_path / "headrace"
     program.write_text('#!/bin/sh\n[ "$*" = "models where" ] && echo some/m.gguf\n')
     program.chmod(0o755)
-    monkeypatch.setattr(peers_sides, "find_headrace", lambda: str(program))
+    monkeypatch.setattr(sides_module, "find_headrace", lambda: str(program))
     assert find_default_model() == Path("some/m.gguf")

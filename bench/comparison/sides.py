@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.comparison.plan import PeersPlan
 from bench.environment import without_folder
-from bench.peers_plan import PeersPlan
 from bench.server_process import PORT, find_headrace
 from bench.workload import PromptKind
 
@@ -38,7 +38,7 @@ TRANSFORMERS = "transformers"
 
 SERVER_PEERS = (VLLM, LLAMA)  # whose best one the targets speak of
 
-DRIVER = Path(__file__).with_name("peers_openvino.py")
+DRIVER = Path(__file__).with_name("openvino_driver.py")
 SLOTS = 64  # of llama.cpp, which divides its context among them
 SPARE_CONNECTIONS = 16
 TRANSFORMERS_MEMORY = "0.15"  # of the machine's; by default it takes all, and is killed for it

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.peers_openvino import Driver, main
+from bench.comparison.openvino_driver import Driver, main
 
 RUNNING, FINISHED, IGNORED = "running", "finished", "ignored"
 

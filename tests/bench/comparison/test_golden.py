@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bench.peers_golden import GoldenCase, GoldenResult, check_golden, load_golden
+from bench.comparison.golden import GoldenCase, GoldenResult, check_golden, load_golden
 from bench.scenario import Sender
 from bench.stream import RequestFailed
 from bench.target import Target, open_session

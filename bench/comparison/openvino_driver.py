@@ -2,7 +2,7 @@
 
 Runs in the interpreter of OpenVINO's environment, so it imports nothing of ours:
 
-    PYTHON peers_openvino.py MODEL.gguf
+    PYTHON -I openvino_driver.py MODEL.gguf
 
 Writes a JSON line when the pipeline is ready. Then each line read is a job, answered by a line:
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.peers_figures import (
+from bench.comparison.figures import (
     METRICS,
     PeersResult,
     ProductLimit,
@@ -10,8 +10,8 @@ from bench.peers_figures import (
     WorkloadRun,
     judge_peers,
 )
-from bench.peers_golden import GoldenResult
-from bench.peers_plan import PeersPlan
+from bench.comparison.golden import GoldenResult
+from bench.comparison.plan import PeersPlan
 from bench.stream import RequestRecord
 from bench.summary import Distribution, LoadLevel, LoadSummary, summarize
 

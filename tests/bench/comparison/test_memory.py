@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers_memory import peak_memory_bytes
+from bench.comparison.memory import peak_memory_bytes
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """How fast products are here at best, and how many a token costs.
 
-    python -m bench.peers_limit MODEL
+    python -m bench.comparison.limit MODEL
 
 In a process of its own, while nothing else runs; prints a ProductLimit as JSON. The rate of a
 number format is the best that XLA reaches on the largest matrices of the model with many rows.
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orjson
 
-from bench.peers_figures import ProductLimit
+from bench.comparison.figures import ProductLimit
 from jaxengine.host_memory import keep_freed_memory
 from jaxengine.models.config import ModelConfig
 from jaxengine.weights.checkpoint import open_checkpoint

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.peers_golden import GoldenResult
-from bench.peers_plan import PeersPlan, stream_name
-from bench.peers_sides import HEADRACE, HEADRACE_INT8, OPENVINO, SERVER_PEERS
+from bench.comparison.golden import GoldenResult
+from bench.comparison.plan import PeersPlan, stream_name
+from bench.comparison.sides import HEADRACE, HEADRACE_INT8, OPENVINO, SERVER_PEERS
 from bench.summary import Distribution, LoadSummary
 from bench.verdict import Verdict, judge
 

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.peers_plan import WORKLOAD_KINDS, PeersPlan, Workload, stream_name
+from bench.comparison.plan import WORKLOAD_KINDS, PeersPlan, Workload, stream_name
 
 
 def by_name(plan: PeersPlan, round_number: int = 0) -> dict[str, Workload]:

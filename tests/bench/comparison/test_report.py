@@ -1,10 +1,10 @@
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from bench.peers_figures import PeersResult, ProductLimit, SideRun, WorkloadRun
-from bench.peers_golden import GoldenResult
-from bench.peers_plan import PeersPlan
-from bench.peers_report import (
+from bench.comparison.figures import PeersResult, ProductLimit, SideRun, WorkloadRun
+from bench.comparison.golden import GoldenResult
+from bench.comparison.plan import PeersPlan
+from bench.comparison.report import (
     SIDE_HEADINGS,
     WORKLOAD_HEADINGS,
     failure_lines,

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from bench.peers_figures import MetricName, PeersResult
-from bench.peers_plan import PeersPlan, stream_name
-from bench.peers_sides import HEADRACE, HEADRACE_INT8
+from bench.comparison.figures import MetricName, PeersResult
+from bench.comparison.plan import PeersPlan, stream_name
+from bench.comparison.sides import HEADRACE, HEADRACE_INT8
 from bench.svg import BarPanel
 
 __all__ = [

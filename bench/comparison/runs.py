@@ -14,13 +14,13 @@ from typing import IO, Protocol
 import orjson
 from rich.console import Console
 
+from bench.comparison.figures import ProductLimit, SideRun, WorkloadRun
+from bench.comparison.golden import GoldenCase, GoldenResult, check_golden
+from bench.comparison.memory import peak_memory_bytes
+from bench.comparison.offline import OfflinePipeline, running_pipeline
+from bench.comparison.plan import PeersPlan, Workload
+from bench.comparison.sides import Side
 from bench.interference import disturb
-from bench.peers_figures import ProductLimit, SideRun, WorkloadRun
-from bench.peers_golden import GoldenCase, GoldenResult, check_golden
-from bench.peers_memory import peak_memory_bytes
-from bench.peers_offline import OfflinePipeline, running_pipeline
-from bench.peers_plan import PeersPlan, Workload
-from bench.peers_sides import Side
 from bench.scenario import PlannedRequest, Sender
 from bench.server_process import ServerFailed, ServerProcess, running_peer, running_server
 from bench.stream import RequestFailed, RequestRecord
@@ -225,7 +225,7 @@ def measure_limit(model: Path) -> ProductLimit:
     Raises:
         ServerFailed: it failed.
     """
-    command = [sys.executable, "-m", "bench.peers_limit", str(model)]
+    command = [sys.executable, "-m", "bench.comparison.limit", str(model)]
     try:
         answer = subprocess.run(command, capture_output=True, check=True)
     except subprocess.CalledProcessError as error:
