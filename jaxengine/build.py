@@ -244,7 +244,8 @@ def build_engine(
         eos_token_ids: ids that end an answer besides those that the configuration names.
         weights_progress: called with (tensors loaded, in all).
         compile_progress: called with (programs ready, in all).
-        programs_dir: where compiled programs are kept for the next start; None keeps none.
+        programs_dir: where compiled programs are kept for the next start, unless there is a group;
+            None keeps none.
         group: the processes that serve together; None if this is the only one.
 
     Raises:

@@ -109,7 +109,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
                 eos_token_ids=tokenizer.eos_ids,
                 weights_progress=weights,
                 compile_progress=compiling,
-                programs_dir=_programs_dir() if group is None else None,
+                programs_dir=_programs_dir(),
                 group=group,
             )
         except ValueError as error:
