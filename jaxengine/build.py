@@ -87,6 +87,7 @@ class EngineOptions:
     overlap: bool = True
     decode_steps: int = 1
     num_step_records: int = 1024
+    step_timeout_s: float | None = 300.0
 
     def __post_init__(self) -> None:
         names = ("kv_cache_memory_bytes", "kv_cache_memory_share", "num_kv_blocks")
@@ -220,6 +221,7 @@ def plan_engine(
         overlap=options.overlap,
         decode_steps=options.decode_steps,
         num_step_records=options.num_step_records,
+        step_timeout_s=options.step_timeout_s,
     )
     return config, wanted if max_model_len < wanted else None
 

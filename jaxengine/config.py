@@ -30,7 +30,10 @@ AT_LEAST_ONE = (
     *("max_num_queued_tokens", "num_step_records", "decode_steps"),
 )
 NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
-POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
+POSITIVE = (
+    *("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s"),
+    "step_timeout_s",
+)
 CHOICES = {
     "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVCacheDtype),
@@ -81,6 +84,7 @@ class EngineConfig:
         token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
             leaves the choice to the model runner.
         num_step_records: steps that are kept for those who watch.
+        step_timeout_s: an engine with work whose steps take longer counts as stalled; None never.
     """
 
     dtype: Dtype = "bfloat16"
@@ -109,6 +113,7 @@ class EngineConfig:
     decode_steps: int = 1
     token_buckets: tuple[int, ...] = ()
     num_step_records: int = 1024
+    step_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in (*AT_LEAST_ONE, *NOT_NEGATIVE):
