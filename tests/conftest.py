@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -21,6 +22,17 @@ from gateway.server import Server
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("headrace", deadline=None)
 hypothesis.settings.load_profile("headrace")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Among several processes, files that compile for GPUs or run the real model come first.
+
+    They take longest: at the end, one process would have them while the others have nothing left.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        marks = ("gpu_tools", "model")
+        long = {item.path for item in items if any(map(item.get_closest_marker, marks))}
+        items.sort(key=lambda item: item.path not in long)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from attention_kernels import ready_kernel
+from attention_kernels import can_project, ready_kernel
 from compile_cache import use_compile_cache
 from golden_model import default_model_files, tiny_model_files
 from jaxengine.config import EngineConfig, Quantization
@@ -364,13 +364,19 @@ def warm_random_runner(
 
 @functools.cache
 def warm_default_runner(dtype: str, quantization: Quantization | None = None) -> WarmRunner:
-    """The default model in few buckets; only for tests marked `model`."""
+    """The default model, packed as a server here would; only for tests marked `model`.
+
+    Thirty layers that are not packed take long to compile: there is one size of mixed steps.
+    """
     config = replace(
         ENGINE_CONFIG,
         dtype=dtype,
         quantization=quantization,
         max_num_seqs=8,
+        max_num_batched_tokens=64,
+        token_buckets=(64,),
         attention_kernel=ready_kernel(),
     )
-    packed = quantization is not None and config.attention_kernel == "native"
+    native = config.attention_kernel == "native"
+    packed = native and (quantization is not None or (dtype == "bfloat16" and can_project()))
     return warm_runner(*default_decoder(dtype, packed=packed, quantization=quantization), config)
