@@ -372,6 +372,7 @@ def warm_default_runner(dtype: str, quantization: Quantization | None = None) ->
         ENGINE_CONFIG,
         dtype=dtype,
         quantization=quantization,
+        max_model_len=128,
         max_num_seqs=8,
         max_num_batched_tokens=64,
         token_buckets=(64,),
