@@ -38,8 +38,8 @@ class EngineStats:
         num_predicted_steps: steps whose time was predicted.
         step_prediction_error_s: sum of the absolute errors of those predictions.
         step_busy_s: time during which at least one step was in flight.
-        device_idle_s: time without a step on the device while there were requests; where it was done
-            before the next one was launched, since it should have been, by prediction.
+        device_idle_s: time without a step on the device while there were requests. A step that is
+            done before the next one is launched counts as done when it should have been.
         iteration_tokens: count of steps per bucket of ITERATION_TOKEN_BUCKETS, last one = beyond.
         iteration_tokens_sum: scheduled tokens over all steps.
         padded_tokens: token slots computed only to fill buckets.
