@@ -26,6 +26,7 @@ from typing import TypedDict
 
 from jaxengine.errors import (
     EngineDeadError,
+    EngineStalledError,
     EngineStoppingError,
     InvalidRequestError,
     QueueFullError,
@@ -260,6 +261,8 @@ def from_engine_error(exc: Exception) -> GatewayError:
             return Overloaded(sanitize(str(exc)), retry_after_s=exc.retry_after_s, code=exc.reason)
         case EngineStoppingError():
             return Unavailable(sanitize(str(exc)), code="shutting_down", retry_after_s=5)
+        case EngineStalledError():
+            return Unavailable(sanitize(str(exc)), code="stalled", retry_after_s=5)
         case EngineDeadError():
             # What it died of is nobody's business but the operator's, and in the log.
             return Unavailable("the engine has failed", code="engine_dead")

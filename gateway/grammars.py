@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import orjson
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
 
 from gateway.errors import InvalidRequest, Overloaded, sanitize
 from gateway.text_codec import TextTokenizer
@@ -31,12 +31,13 @@ class Structure:
 
     Attributes:
         kind: "json_schema" takes a schema as JSON, "choice" a JSON list of texts, "regex" a
-            regular expression of Rust's regex crate, "grammar" Lark or GBNF.
+            regular expression of Rust's regex crate, "grammar" Lark or GBNF, "structural_tag" a
+            JSON list of {trigger, begin, schema, end}.
         text: that.
         param: the client's field, for errors.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
     text: str
     param: str
 
@@ -231,4 +232,19 @@ def _grammar_text(structure: Structure) -> str:
         return LLMatcher.grammar_from_json_schema(
             schema, overrides={"whitespace_pattern": WHITESPACE}
         )
+    if structure.kind == "structural_tag":
+        tags = [
+            StructTag(
+                trigger=part["trigger"],
+                begin=part["begin"],
+                grammar={
+                    **(part["schema"] or {}),
+                    "x-guidance": {"whitespace_pattern": WHITESPACE},
+                },
+                end=part["end"],
+            )
+            for part in orjson.loads(structure.text)
+        ]
+        # Marks are text: special tokens are no part of an answer.
+        return StructTag.to_grammar(tags, assume_special=False)
     return grammar_from(structure.kind, structure.text)

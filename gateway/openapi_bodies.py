@@ -32,14 +32,14 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class HealthBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the process should live on."""
 
-    status: Literal["ok", "not_ready", "dead"]
-    error: str | None = None
+    status: Literal["ok", "not_ready", "stalled", "dead"]
+    reason: str | None = None
 
 
 class ReadyBody(msgspec.Struct, frozen=True):
     """Whether requests are accepted."""
 
-    status: Literal["ready", "not_ready", "dead"]
+    status: Literal["ready", "not_ready", "stalled", "dead"]
 
 
 class VersionBody(msgspec.Struct, frozen=True):

@@ -353,7 +353,7 @@ OPERATIONS = (
         summary="Is the process to live on?",
         answers={
             200: ("The engine lives.", (Content(type=HealthBody),)),
-            503: ("The engine is dead; restart.", (Content(type=HealthBody),)),
+            503: ("The engine is dead, or stalled; restart.", (Content(type=HealthBody),)),
         },
         needs_key=False,
     ),

@@ -6,8 +6,15 @@ from importlib import metadata
 from aiohttp import web
 
 from gateway.app_keys import ENGINE, METRICS, VERSION
+from gateway.step_messages import engine_status
 
 __all__ = ["add_routes", "server_version"]
+
+# Anybody may ask: what it died of, and where it hangs, is in the log.
+REASONS = {
+    "dead": "the engine has failed",
+    "stalled": "no step of the engine has ended within --step-timeout",
+}
 
 
 @functools.cache
@@ -28,20 +35,18 @@ def add_routes(app: web.Application) -> None:
 
 
 async def health(request: web.Request) -> web.Response:
-    """Say whether the process should live on: 503 only once the engine is dead."""
-    engine = request.app[ENGINE]
-    if engine.failure is not None:
-        # Anybody may ask: what it died of is in the log.
-        return web.json_response({"status": "dead"}, status=503)
-    return web.json_response({"status": "ok" if engine.is_ready else "not_ready"})
+    """Say whether the process should live on: not if the engine is dead, or a step hangs."""
+    status = engine_status(request.app[ENGINE])
+    if status in REASONS:
+        return web.json_response({"status": status, "reason": REASONS[status]}, status=503)
+    return web.json_response({"status": "ok" if status == "ready" else status})
 
 
 async def ready(request: web.Request) -> web.Response:
     """Say whether requests are accepted."""
-    engine = request.app[ENGINE]
-    if engine.is_ready:
-        return web.json_response({"status": "ready"})
-    status = "dead" if engine.failure is not None else "not_ready"
+    status = engine_status(request.app[ENGINE])
+    if status == "ready":
+        return web.json_response({"status": status})
     return web.json_response({"status": status}, status=503, headers={"Retry-After": "5"})
 
 

@@ -33,9 +33,11 @@ def clock_body() -> dict[str, object]:
 
 
 def engine_status(engine: TokenEngine) -> str:
-    """Return "ready", "not_ready" or "dead"."""
+    """Return "ready", "not_ready", "stalled" or "dead"."""
     if engine.failure is not None:
         return "dead"
+    if engine.is_stalled:
+        return "stalled"
     return "ready" if engine.is_ready else "not_ready"
 
 

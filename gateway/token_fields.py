@@ -9,10 +9,29 @@ from gateway.errors import InvalidRequest
 from gateway.grammars import Structure
 from gateway.token_wishes import TokenWishes
 
-__all__ = ["ANY_OBJECT", "StructuredOutputs", "TokenFields", "json_structure", "structures_of"]
+__all__ = [
+    "ANY_OBJECT",
+    "StructuralTag",
+    "StructuredOutputs",
+    "TokenFields",
+    "json_structure",
+    "structures_of",
+    "tag_structure",
+]
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 1024
+MAX_TAGS = 128
+
+PREFIX = "structured_outputs."
+
+
+class StructuralTag(msgspec.Struct, frozen=True):
+    """A part that may stand in running text: between its marks, JSON that matches a schema."""
+
+    begin: str
+    end: str
+    schema: dict[str, object] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,7 +42,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, omit_defaults=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: object = None
+    structural_tag: str | dict[str, object] | None = None
 
 
 class TokenFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,22 +136,70 @@ def json_structure(schema: str | dict[str, object], param: str) -> Structure:
     return Structure(kind="json_schema", text=text, param=param)
 
 
+def tag_structure(
+    tags: Sequence[StructuralTag] | None, triggers: Sequence[str] | None, param: str
+) -> Structure:
+    """Return the structure of a text with such parts; where a trigger stands, one begins.
+
+    Raises:
+        InvalidRequest: none or too many, or one that begins with no trigger.
+    """
+    if not tags or not triggers or not all(triggers):
+        raise InvalidRequest(
+            f"{param} needs structures and triggers, none of them empty", param=param
+        )
+    if max(len(tags), len(triggers)) > MAX_TAGS:
+        raise InvalidRequest(
+            f"{param} may hold at most {MAX_TAGS} structures and triggers", param=param
+        )
+    parts = []
+    for place, tag in enumerate(tags):
+        # The first trigger that a text has come to counts, which is the shortest.
+        trigger = min((t for t in triggers if tag.begin.startswith(t)), key=len, default=None)
+        if trigger is None:
+            field = f"{param}.structures[{place}].begin"
+            raise InvalidRequest(f"{field} begins with none of the triggers", param=field)
+        parts.append({"trigger": trigger, **msgspec.structs.asdict(tag)})
+    try:
+        text = orjson.dumps(parts).decode()
+    except (TypeError, ValueError) as exc:
+        raise InvalidRequest(f"{param} cannot be read: {exc}", param=param) from exc
+    return Structure(kind="structural_tag", text=text, param=param)
+
+
+class _StructuralTags(msgspec.Struct, frozen=True):
+    structures: list[StructuralTag]
+    triggers: list[str]
+
+
+def _of_structural_tag(wanted: str | dict[str, object], param: str) -> Structure:
+    """Return the structure of tags that come as an object, or as its text."""
+    try:
+        tags = msgspec.convert(
+            orjson.loads(wanted) if isinstance(wanted, str) else wanted, _StructuralTags
+        )
+    except ValueError as exc:  # of either library
+        raise InvalidRequest(
+            f"{param} must be an object with structures and triggers: {exc}", param=param
+        ) from exc
+    return tag_structure(tags.structures, tags.triggers, param)
+
+
 def _of_structured_outputs(wanted: StructuredOutputs | None) -> list[Structure]:
     if wanted is None:
         return []
-    if wanted.structural_tag is not None:
-        param = "structured_outputs.structural_tag"
-        raise InvalidRequest(f"{param} is not supported", param=param, code="unsupported_parameter")
     found = structures_of(
-        "structured_outputs.",
+        PREFIX,
         json=wanted.json,
         regex=wanted.regex,
         choice=wanted.choice,
         grammar=wanted.grammar,
     )
     if wanted.json_object:
-        param = "structured_outputs.json_object"
+        param = f"{PREFIX}json_object"
         found.append(Structure(kind="json_schema", text=ANY_OBJECT, param=param))
+    if wanted.structural_tag is not None:
+        found.append(_of_structural_tag(wanted.structural_tag, f"{PREFIX}structural_tag"))
     return found
 
 

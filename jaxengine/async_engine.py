@@ -8,13 +8,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxengine.admission import Admission
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import (
     EngineDeadError,
+    EngineStalledError,
     EngineStoppingError,
     InvalidRequestError,
 )
@@ -22,6 +23,7 @@ from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
+from jaxengine.stall_watch import StallWatch, describe_steps, describe_thread
 from jaxengine.stats import EngineStats
 from jaxengine.step_log import StepLog, StepRecord
 from jaxengine.token_engine import EngineLimits, TokenRequest
@@ -29,6 +31,9 @@ from jaxengine.token_engine import EngineLimits, TokenRequest
 __all__ = ["AsyncEngine"]
 
 logger = logging.getLogger(__name__)
+
+# How often stopping looks whether the last step hangs.
+JOIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class AsyncEngine:
     The event loop posts messages into an inbox; the thread hands all new tokens of a step to the
     loop in one call. Neither touches the other's state.
 
-    Owns: the thread, the inbox, the streams. Create and use it on one event loop.
+    Owns: the thread and the watch over it, the inbox, the streams. Create and use it on one event
+    loop.
     """
 
     def __init__(self, core: EngineCore, limits: EngineLimits) -> None:
@@ -76,6 +82,9 @@ class AsyncEngine:
         self._steps = StepLog(core.config.num_step_records)
         self._stats = core.stats()
         self._admission = Admission(core.config, self._stats)
+        step_timeout_s = core.config.step_timeout_s
+        self._watch = None if step_timeout_s is None else StallWatch(step_timeout_s)
+        self._watch_timer: asyncio.TimerHandle | None = None
         self._accepting = False
         self._failure: str | None = None
         self._idle = asyncio.Event()
@@ -87,7 +96,11 @@ class AsyncEngine:
 
     @property
     def is_ready(self) -> bool:
-        return self._accepting and self._failure is None
+        return self._accepting and self._failure is None and not self.is_stalled
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._watch is not None and self._watch.is_stalled
 
     @property
     def failure(self) -> str | None:
@@ -98,13 +111,16 @@ class AsyncEngine:
         return self._steps
 
     def stats(self) -> EngineStats:
-        return self._stats
+        if self._watch is None or not self._watch.num_stalls:
+            return self._stats
+        return replace(self._stats, num_stalls=self._watch.num_stalls)
 
     def start(self) -> None:
         """Start the thread and accept requests. Call it on the event loop, once."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._accepting = True
+        self._plan_look()
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[OutputStream]:
         """Queue all of these requests, or none; see TokenEngine.submit."""
@@ -112,6 +128,8 @@ class AsyncEngine:
             raise EngineDeadError(self._failure)
         if not self._accepting:
             raise EngineStoppingError("the engine is shutting down")
+        if self.is_stalled:
+            raise EngineStalledError("the engine does not get on")
         for request in requests:
             self._check(request.prompt_token_ids, request.params)
         self._admission.check(requests)
@@ -148,7 +166,10 @@ class AsyncEngine:
         return stream
 
     async def stop(self, *, drain_timeout_s: float) -> None:
-        """Accept nothing more, let requests finish for so long, abort the rest, end the thread."""
+        """Accept nothing more, let requests finish for so long, abort the rest, end the thread.
+
+        A thread that is stalled is left behind, after its requests got their ends.
+        """
         self._accepting = False
         if not self._thread.is_alive():
             return
@@ -158,9 +179,14 @@ class AsyncEngine:
         except TimeoutError:
             logger.info("draining timed out, %d requests are aborted", len(self._streams))
         self._inbox.put(_Stop())
-        await asyncio.to_thread(self._thread.join)
+        while self._thread.is_alive() and not self.is_stalled:
+            await asyncio.to_thread(self._thread.join, JOIN_S)
+        if self._thread.is_alive():
+            self._deliver_failure("it stalled, and was told to stop")
         # The thread's last outputs are on their way through the loop.
         await self._idle.wait()
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
 
     def _check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         limits = self._limits
@@ -198,7 +224,36 @@ class AsyncEngine:
             self._idle.set()
 
     # On the event loop.
+    def _plan_look(self) -> None:
+        if self._watch is not None and self._loop is not None:
+            self._watch_timer = self._loop.call_later(self._watch.tick_interval_s, self._look)
+
+    def _look(self) -> None:
+        """See whether the thread gets on, and say where it stands if it does not."""
+        assert self._watch is not None
+        self._plan_look()
+        # Streams may all have been left: then the thread has not even read that.
+        if self._failure is not None or not (self._streams or not self._inbox.empty()):
+            self._watch.note_progress()
+        elif self._watch.tick():
+            logger.critical(
+                "the engine is stalled: no step has ended for %g s",
+                self._core.config.step_timeout_s,
+                extra={
+                    "fields": {
+                        "steps_in_flight": describe_steps(self._core.steps_in_flight),
+                        "running": self._stats.num_running,
+                        "waiting": self._stats.num_waiting,
+                        "engine_thread": describe_thread(self._thread),
+                    }
+                },
+            )
+
     def _deliver(self, news: _News) -> None:
+        if self._watch is not None and news.records:
+            if self._watch.is_stalled:
+                logger.warning("the engine is no longer stalled: a step has ended")
+            self._watch.note_progress()
         self._steps.extend(news.records)
         self._admission.note(news.stats, time.monotonic())
         for output in news.outputs:

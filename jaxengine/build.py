@@ -88,6 +88,7 @@ class EngineOptions:
     decode_steps: int = 1
     num_speculative_tokens: int = 0
     num_step_records: int = 1024
+    step_timeout_s: float | None = 300.0
 
     def __post_init__(self) -> None:
         names = ("kv_cache_memory_bytes", "kv_cache_memory_share", "num_kv_blocks")
@@ -222,6 +223,7 @@ def plan_engine(
         decode_steps=options.decode_steps,
         num_speculative_tokens=options.num_speculative_tokens,
         num_step_records=options.num_step_records,
+        step_timeout_s=options.step_timeout_s,
     )
     return config, wanted if max_model_len < wanted else None
 

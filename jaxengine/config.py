@@ -32,7 +32,10 @@ AT_LEAST_ONE = (
 NOT_NEGATIVE = (
     *("max_num_queued_requests", "long_prefill_token_threshold", "num_speculative_tokens"),
 )
-POSITIVE = ("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s")
+POSITIVE = (
+    *("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s"),
+    "step_timeout_s",
+)
 CHOICES = {
     "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVCacheDtype),
@@ -85,6 +88,7 @@ class EngineConfig:
         token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
             leaves the choice to the model runner.
         num_step_records: steps that are kept for those who watch.
+        step_timeout_s: an engine with work whose steps take longer counts as stalled; None never.
     """
 
     dtype: Dtype = "bfloat16"
@@ -114,6 +118,7 @@ class EngineConfig:
     num_speculative_tokens: int = 0
     token_buckets: tuple[int, ...] = ()
     num_step_records: int = 1024
+    step_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in (*AT_LEAST_ONE, *NOT_NEGATIVE):

@@ -149,6 +149,11 @@ class EngineCore:
         """Whether stepping makes progress."""
         return self._scheduler.has_requests or bool(self._in_flight)
 
+    @property
+    def steps_in_flight(self) -> tuple[SchedulerOutput, ...]:
+        """The steps not taken in yet, oldest first. Any thread may ask: one of them may hang."""
+        return tuple(step.output for step in list(self._in_flight))
+
     def seconds_until_work(self) -> float | None:
         """Return how long stepping should wait; None: until something is added.
 

@@ -5,6 +5,7 @@ EngineError
 ├─ InvalidRequestError       the request can never run; `field` names the offending part
 ├─ QueueFullError            too many requests wait; retry after `retry_after_s`
 ├─ EngineStoppingError       the engine drains or has stopped; nothing new is accepted
+├─ EngineStalledError        no step ends; the process should be restarted if it stays so
 ├─ EngineDeadError           the engine failed for good; the process should be restarted
 └─ ModelError                the model cannot be had, read, or run as asked
 ```
@@ -13,6 +14,7 @@ EngineError
 __all__ = [
     "EngineDeadError",
     "EngineError",
+    "EngineStalledError",
     "EngineStoppingError",
     "InvalidRequestError",
     "ModelError",
@@ -56,6 +58,10 @@ class QueueFullError(EngineError):
 
 class EngineStoppingError(EngineError):
     """The engine no longer accepts requests because it is shutting down."""
+
+
+class EngineStalledError(EngineError):
+    """A step takes longer than any step should; whether it will ever end nobody knows."""
 
 
 class EngineDeadError(EngineError):

@@ -47,6 +47,7 @@ class EngineStats:
         wasted_row_slots: slots of requests that had ended while their batch went on.
         compiles_after_ready: programs compiled after start-up; 0 in a healthy engine.
         num_step_failures: steps that raised.
+        num_stalls: times that no step ended for too long.
     """
 
     num_running: int = 0
@@ -82,6 +83,7 @@ class EngineStats:
     wasted_row_slots: int = 0
     compiles_after_ready: int = 0
     num_step_failures: int = 0
+    num_stalls: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

@@ -64,7 +64,12 @@ class TokenEngine(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are accepted: started, not draining, not dead."""
+        """Whether requests are accepted: started, not draining, not stalled, not dead."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether there is work and no step has ended for longer than any should take."""
         ...
 
     @property
@@ -99,6 +104,7 @@ class TokenEngine(Protocol):
                 or a request that could never fit into the KV cache.
             QueueFullError: too much waits, or it would not start before its queue timeout.
             EngineStoppingError: the engine drains or has stopped.
+            EngineStalledError: no step ends.
             EngineDeadError: the engine failed for good.
         """
         ...

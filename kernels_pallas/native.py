@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
+from kernels_pallas.native_layer import ATTENTION_HALF, MLP_HALF
 from kernels_pallas.projection import INT8_PROJECT, PROJECT
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -44,7 +45,8 @@ def load(library: Path) -> str:
         The instructions that its products of bfloat16 run on.
     """
     functions = ctypes.CDLL(str(library.absolute()))
-    for name in (WRITE_KV, RAGGED_PAGED_ATTENTION, PROJECT, INT8_PROJECT):
+    names = (WRITE_KV, RAGGED_PAGED_ATTENTION, PROJECT, INT8_PROJECT, ATTENTION_HALF, MLP_HALF)
+    for name in names:
         jax.ffi.register_ffi_target(
             name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu"
         )

@@ -6,12 +6,8 @@ outputs side by side. `native_source/projection.cc` multiplies bfloat16 and need
 it; `native_source/int8_projection.cc` multiplies the integers of `kernels_pallas.int8`. A token has
 the same bits whatever it is computed with.
 
-On their way into a product rows are rounded, and go through a norm or a gate before that, if wanted
-(`native_source/left_rows.h`): a pass over the activations of its own for each takes as long as
-the product for many tokens.
-
-Weights of several layers lie in one array, and a product is told which of them is meant: a program
-can then go through the layers in a loop without a copy of their weights.
+This module has the order of packed weights, and single products, as the output projection is one;
+`native_layer` has those of the layers. Packed weights have an axis for layers in front.
 
 Letters: T tokens, I inputs, O outputs, L layers.
 """
@@ -21,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, DTypeLike, Float, Int, Int8
+from jaxtyping import Array, DTypeLike, Float, Int8
 from numpy.typing import NDArray
 
 __all__ = [
@@ -87,65 +83,49 @@ def pack(w_OI: NDArray[np.generic], packed: NDArray[np.generic]) -> None:
 
 
 def project(
-    x_TI: Float[Array, "T I"],
-    w: Float[Array, "L _ _ _ _ 2"],
-    layer: Int[Array, ""] | int = 0,
-    *,
-    norm: RowNorm | None = None,
-    gated: bool = False,
+    x_TI: Float[Array, "T I"], w: Float[Array, "1 _ _ _ _ 2"], *, norm: RowNorm | None = None
 ) -> Float[Array, "T O"]:
-    """Return x · w[layer]ᵀ in f32, with x rounded to bfloat16.
+    """Return x · wᵀ in f32, with x rounded to bfloat16.
 
     `native.load` must have been called.
 
     Args:
         x_TI: rounded to f32 first.
-        w: packed weights.
-        layer: which of them.
+        w: packed weights of one layer.
         norm: what x goes through first.
-        gated: x is gate and up side by side, [T, 2 * I]; what is multiplied is silu(gate) * up.
     """
-    projected: Array = _call(PROJECT, x_TI, (w,), layer, norm, gated)
+    projected: Array = _call(PROJECT, x_TI, (w,), norm)
     return projected
 
 
 def project_int8(
     x_TI: Float[Array, "T I"],
-    w: Int8[Array, "L _ _ _ _ 4"],
+    w: Int8[Array, "1 _ _ _ _ 4"],
     scale_O: Float[Array, "O"],
-    layer: Int[Array, ""] | int = 0,
     *,
     norm: RowNorm | None = None,
-    gated: bool = False,
 ) -> Float[Array, "T O"]:
-    """Return what `int8.project` does, with w[layer] as `int8.quantize` makes it.
+    """Return what `int8.project` does, with w as `int8.quantize` makes it.
 
     `native.load` must have been called. The other arguments are those of `project`.
     """
-    projected: Array = _call(INT8_PROJECT, x_TI, (w, scale_O), layer, norm, gated)
+    projected: Array = _call(INT8_PROJECT, x_TI, (w, scale_O), norm)
     return projected
 
 
-def _call(
-    name: str,
-    x_TI: Array,
-    weights: tuple[Array, ...],
-    layer: Array | int,
-    norm: RowNorm | None,
-    gated: bool,
-) -> Any:
+def _call(name: str, x_TI: Array, weights: tuple[Array, ...], norm: RowNorm | None) -> Any:
     num_outputs, num_inputs = unpacked_shape(weights[0].shape)
-    width = x_TI.shape[1]
-    if width != num_inputs * (2 if gated else 1):
-        raise ValueError(f"{width} inputs do not fit weights for {num_inputs}")
-    if norm is not None and (gated or norm.scale.shape != (num_inputs,)):
-        raise ValueError(f"a norm of {norm.scale.shape[0]} does not fit {width} inputs")
+    if weights[0].shape[0] != 1:
+        raise ValueError(f"weights of {weights[0].shape[0]} layers are no single product's")
+    if x_TI.shape[1] != num_inputs:
+        raise ValueError(f"{x_TI.shape[1]} inputs do not fit weights for {num_inputs}")
+    if norm is not None and norm.scale.shape != (num_inputs,):
+        raise ValueError(f"a norm of {norm.scale.shape[0]} does not fit {num_inputs} inputs")
     result = jax.ShapeDtypeStruct((x_TI.shape[0], num_outputs), jnp.float32)
     return jax.ffi.ffi_call(name, result)(
         x_TI.astype(jnp.float32),
         jnp.zeros(0, jnp.float32) if norm is None else norm.scale,
         *weights,
-        jnp.asarray(layer, jnp.int32),
         eps=np.float32(0 if norm is None else norm.eps),
     )
 

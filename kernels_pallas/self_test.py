@@ -185,10 +185,9 @@ def find_projection_fault() -> str | None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((NUM_TOKENS + 1, 96)).astype(ml_dtypes.bfloat16)
     w = rng.standard_normal((160, 96)).astype(ml_dtypes.bfloat16)
-    packed = np.empty(packed_shape(*w.shape, num_layers=2), w.dtype)
-    pack(-w, packed[0])
-    pack(w, packed[1])
-    out = np.asarray(jax.jit(project)(x, packed, 1))
+    packed = np.empty(packed_shape(*w.shape), w.dtype)
+    pack(w, packed[0])
+    out = np.asarray(jax.jit(project)(x, packed))
     error = float(np.abs(out - x.astype(np.float32) @ w.astype(np.float32).T).max())
     # Not at most, so that what is not a number is a fault as well.
     return None if error <= PROJECTION_TOLERANCE else f"projection: wrong by {error:.2g}"
@@ -199,10 +198,9 @@ def find_int8_fault() -> str | None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((NUM_TOKENS + 1, 128)), rng.standard_normal((160, 128))
     numbers, scales = int8.quantize(w)
-    packed = np.empty(packed_shape(*w.shape, dtype=np.int8, num_layers=2), np.int8)
-    pack(-numbers, packed[0])
-    pack(numbers, packed[1])
-    out = np.asarray(jax.jit(project_int8)(x.astype(np.float32), packed, scales, 1))
+    packed = np.empty(packed_shape(*w.shape, dtype=np.int8), np.int8)
+    pack(numbers, packed[0])
+    out = np.asarray(jax.jit(project_int8)(x.astype(np.float32), packed, scales))
     rotated = int8.rotate(x.astype(np.float32).astype(np.float64))
     steps = np.abs(rotated).max(axis=1, keepdims=True) / 127
     expected = np.rint(rotated / steps) @ numbers.astype(np.float64).T * steps * scales

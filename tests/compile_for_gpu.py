@@ -1,8 +1,8 @@
 """Compile for a GPU that is not there, in a process that has JAX's CUDA plugin on its path.
 
-`python compile_for_gpu.py kernels GPU KERNEL` compiles each entry of the tuning table, and
-`python compile_for_gpu.py step KERNEL decode|decodes|mixed` a whole step of a model of 8 billion
-weights, or several decode steps at once.
+`python compile_for_gpu.py kernels KERNEL GPU` compiles each entry of the tuning table, and
+`python compile_for_gpu.py step KERNEL decode|decodes|mixed [NUM_GPUS]` a whole step of a model of 8
+billion weights, or several decode steps at once, of one GPU or of several.
 One line of JSON for each.
 """
 
@@ -22,15 +22,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from gpu_target import compile_for, layer_step
+from collectives import count_collectives
+from gpu_target import compile_for, described_gpus, layer_step
 from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
 from jaxengine.config import EngineConfig
+from jaxengine.device_mesh import DeviceMesh
 from jaxengine.kv_cache import new_device_state
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
+from jaxengine.models.sharding import shard_of
 from jaxengine.rule_arrays import RuleLayout
-from jaxengine.step_programs import make_choose, make_forward, make_steps
+from jaxengine.step_programs import Forwarded, make_choose, make_forward, make_steps
 from kernels_pallas import mosaic_gpu, triton, tuning
 from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 from kernels_pallas.kv_cache import KVCacheDtype
@@ -64,19 +67,22 @@ DTYPES: dict[str, tuple[KVCacheDtype, ...]] = {
 }
 
 
-def run_with_tools(dump: Path, *arguments: str) -> list[dict[str, Any]]:
+def run_with_tools(
+    dump: Path, *arguments: str, graphs: str = LOOPS_IN_GRAPHS
+) -> list[dict[str, Any]]:
     """Run this file with the tools on its path.
 
     Args:
         dump: folder for what XLA and Mosaic tell.
         arguments: of the command.
+        graphs: XLA's flag for what is in CUDA graphs.
 
     Returns:
         What it printed.
     """
     cuda = TOOLS / "nvidia" / "cu13"
     root = Path(__file__).parents[1]
-    flags = f"--xla_gpu_cuda_data_dir={cuda} --xla_dump_to={dump} {LOOPS_IN_GRAPHS}"
+    flags = f"--xla_gpu_cuda_data_dir={cuda} --xla_dump_to={dump} {graphs}"
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TOOLS), str(root), str(root / "tests")]),
@@ -136,9 +142,13 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
             yield {"dtype": dtype, "decode": str(decode), "prefill": str(prefill), **options}
 
 
-def compile_step(kernel: str, kind: str) -> dict[str, Any]:
-    """Compile a step of 64 decodes in all 32 layers; or in 8 four of them, or one of 512 tokens."""
-    model = LLAMA_8B if kind == "decode" else replace(LLAMA_8B, num_layers=8)
+def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str, Any]]:
+    """Compile a step of 64 decodes in all 32 layers; or in 8 four of them, or one of 512 tokens.
+
+    Of several GPUs a step has two layers; of two, the choice of the tokens is compiled, too.
+    """
+    num_layers = 2 if num_gpus > 1 else 32 if kind == "decode" else 8
+    model = shard_of(replace(LLAMA_8B, num_layers=num_layers), num_gpus)
     config = EngineConfig(
         dtype="bfloat16",
         max_model_len=8192,
@@ -150,26 +160,46 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
     )
     bucket = Bucket(512, 64, False) if kind == "mixed" else Bucket(64, 64, True)
     layout = BatchLayout(bucket, config.max_blocks_per_seq, 1)
-    decoder = nnx.eval_shape(lambda: Decoder(model, dtype=jnp.bfloat16))
-    graph, weights = nnx.split(decoder)
+    rules = RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len)
+    devices = DeviceMesh(described_gpus("h200", num_gpus))
+    sharding = devices.weights_sharding
+    mesh = None if sharding is None else sharding.mesh
+    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(model, dtype=jnp.bfloat16)))
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
-    forward = make_forward(graph, tree, layout)
+
+    def sharded(shapes: Any) -> Any:
+        """As what each device has lies joined."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (num_gpus * x.shape[0], *x.shape[1:]), x.dtype, sharding=sharding
+            ),
+            shapes,
+        )
+
+    def ints(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.int32)
+
+    forward = devices.spread_forward(make_forward(graph, tree, layout))
+    choose = devices.spread_choose(make_choose(graph, tree, layout.choice))
+    resident = jax.eval_shape(rules.resident)
+    same: Any = (state.last_token, ints(layout.size))
+    step: Any = forward
     if kind == "decodes":
-        rules = RuleLayout(bucket.num_seqs, model.vocab_size, config.max_model_len)
-        step: Any = make_steps(forward, make_choose(graph, tree, layout.choice))
-        rest = [jax.ShapeDtypeStruct((4, layout.size), jnp.int32), jax.eval_shape(rules.resident)]
-    else:
-        step = forward
-        rest = [jax.ShapeDtypeStruct((layout.size,), jnp.int32)]
+        step, same = make_steps(forward, choose), (same[0], ints(4, layout.size), resident)
     compiled = compile_for(
-        "h200", step, leaves, state.kv_cache, state.last_token, *rest, donate=(1,)
+        "h200",
+        step,
+        *sharded((leaves, state.kv_cache)),
+        *devices.describe(same),
+        donate=(1,),
+        mesh=mesh,
     )
     memory = compiled.memory_analysis()
     cache = state.kv_cache.data
     text = compiled.as_text()
     shape = f"bf16[{','.join(map(str, cache.shape))}]"
-    return {
+    yield {
         "num_layers": model.num_layers,
         "attention_kernels": len(re.findall(CUSTOM_CALL, text)),
         "cache_bytes": cache.size * cache.dtype.itemsize,
@@ -178,12 +208,23 @@ def compile_step(kernel: str, kind: str) -> dict[str, Any]:
         "cache_copies": sum(
             shape in line.split(" copy(")[0] for line in text.splitlines() if " copy(" in line
         ),
+        "collectives": count_collectives(text),
     }
+    if num_gpus == 2:
+        hidden = jax.ShapeDtypeStruct((bucket.num_seqs, model.hidden_size), jnp.float32)
+        forwarded = Forwarded(hidden, ints(bucket.num_seqs), ints(layout.choice.size))
+        same = devices.describe((state.last_token, forwarded, resident))
+        compiled = compile_for("h200", choose, sharded(leaves), *same, mesh=mesh)
+        yield {"collectives": count_collectives(compiled.as_text())}
 
 
 if __name__ == "__main__":
-    what, *rest = sys.argv[1:]
-    results = compile_kernels(*rest) if what == "kernels" else [compile_step(*rest)]
+    what, kernel, *rest = sys.argv[1:]
+    results = (
+        compile_kernels(rest[0], kernel)
+        if what == "kernels"
+        else compile_step(kernel, rest[0], *map(int, rest[1:]))
+    )
     for result in results:
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()

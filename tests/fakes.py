@@ -116,6 +116,7 @@ class FakeEngine:
             eos_token_ids=(EOS,),
         )
         self.is_ready = True
+        self.is_stalled = False
         self.failure: str | None = None
         self.submitted: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.requests: list[TokenRequest] = []

@@ -4,7 +4,7 @@ Lowering needs JAX alone. Compiling needs JAX's CUDA plugin, which then compiles
 GPU as for a real one, down to machine code. It needs no driver and no GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -151,18 +151,33 @@ def lower_for(kind: str, function: Callable[..., Any], *shapes: Any) -> str:
 
 
 def compile_for(
-    kind: str, function: Callable[..., Any], *shapes: Any, donate: tuple[int, ...] = ()
+    kind: str,
+    function: Callable[..., Any],
+    *shapes: Any,
+    donate: tuple[int, ...] = (),
+    mesh: Mesh | None = None,
 ) -> jax.stages.Compiled:
     """Compile to machine code of such a GPU; registers that spill are an error.
 
     Needs the CUDA plugin on the path, and JAX_PLATFORMS=cpu.
+
+    Args:
+        kind: of the GPU, a key of GPUS.
+        function: what to compile.
+        shapes: of its arguments.
+        donate: which of these are donated.
+        mesh: of several such GPUs, on which the shapes say how they lie.
     """
-    mesh = _mesh(kind)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    with on_mesh(mesh):
-        lowered = jax.jit(
+    if mesh is None:
+        mesh = Mesh(described_gpus(kind, 1), ("x",))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        jitted = jax.jit(
             function, in_shardings=everywhere, out_shardings=everywhere, donate_argnums=donate
-        ).lower(*shapes)
+        )
+    else:
+        jitted = jax.jit(function, donate_argnums=donate)
+    with on_mesh(mesh):
+        lowered = jitted.lower(*shapes)
     return lowered.compile(
         {
             # There is nothing to measure on: the same choices every time.
@@ -178,14 +193,16 @@ def on_mesh(mesh: Mesh) -> AbstractContextManager[Any]:
 
 
 @cache
-def _mesh(kind: str) -> Mesh:
+def described_gpus(kind: str, number: int) -> Sequence[jax.Device]:
+    """Return such GPUs of one host, to compile for; needs what `compile_for` does."""
     topology = topologies.get_topology_desc(
         platform="cuda",
         topology_name=kind,
         target_config=_target_config(GPUS[kind]),
-        topology="1x1x1",
+        topology=f"1x1x{number}",  # partitions, hosts of each, devices of each
     )
-    return topologies.make_mesh(topology, (1,), ("x",))
+    devices: Sequence[jax.Device] = topology.devices
+    return devices
 
 
 def _target_config(gpu: Gpu) -> str:

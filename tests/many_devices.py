@@ -5,11 +5,9 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +23,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from attention_kernels import can_project, ready_kernel
 from attention_scene import Cache, Chunk, random_context, shuffled_blocks
+from collectives import COLLECTIVES, count_collectives
 from compile_cache import use_compile_cache, without_compile_cache
 from engine_builder import ENGINE_CONFIG, RandomCheckpoint, WarmRunner
 from golden_model import GOLDEN_DIR, TINY_DIR, default_model_files, tiny_model_files
@@ -39,10 +38,6 @@ from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
 from kernels_pallas.kernel_names import WantedKernel
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import ragged_paged_attention, write_kv
-
-COLLECTIVES = re.compile(
-    r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
-)
 
 # Even a quarter of the heads, of the MLP and of the vocabulary can be packed.
 PACKABLE = {"head_dim": 64, "intermediate_size": 128, "vocab_size": 512}
@@ -170,7 +165,7 @@ def programs(kernel: WantedKernel) -> dict[str, Any]:
         text = program.as_text()
         memory = program.memory_analysis()
         found[name] = {
-            "collectives": Counter(COLLECTIVES.findall(text)),
+            "collectives": count_collectives(text),
             "of_the_cache": [
                 line
                 for line in text.splitlines()

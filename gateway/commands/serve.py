@@ -214,6 +214,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
             decode_steps=options["decode_steps"],
             num_speculative_tokens=options["num_speculative_tokens"],
             num_step_records=options["num_step_records"],
+            step_timeout_s=options["step_timeout"] or None,
         )
     except ValueError as error:
         raise click.UsageError(as_options(str(error))) from error

@@ -72,6 +72,7 @@ class ServeOptions(DoorOptions):
     decode_steps: int
     num_speculative_tokens: int
     num_step_records: int
+    step_timeout: float
     chat_template: Path | None
     tool_call_parser: ToolParserName
     reasoning_parser: ReasoningFormat
@@ -165,6 +166,12 @@ STEPS = (
         default=1024,
         type=click.IntRange(1),
         help="Steps that are kept for the dashboard.",
+    ),
+    click.option(
+        "--step-timeout",
+        default=300.0,
+        type=Seconds(),
+        help="Seconds after which a step hangs: /health turns 503. 0 never says so.",
     ),
 )
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.generation import Timing
-from gateway.token_fields import TokenFields
+from gateway.token_fields import StructuralTag, TokenFields
 from gateway.token_logprobs import TokenLogprob
 
 __all__ = [
@@ -67,10 +67,13 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """What an answer must look like, in OpenAI's words."""
+    """What an answer must look like, in OpenAI's words; a "structural_tag" in vLLM's."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    structures: list[StructuralTag] | None = None
+    triggers: list[str] | None = None
+    format: object = None
 
 
 class SamplingBody(TokenFields, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from gateway.errors import InvalidRequest
 from gateway.grammars import Structure
 from gateway.openai.protocol import ResponseFormat, SamplingBody
-from gateway.token_fields import ANY_OBJECT, json_structure, structures_of
+from gateway.token_fields import ANY_OBJECT, json_structure, structures_of, tag_structure
 
 __all__ = ["structures_of_body"]
 
@@ -31,9 +31,18 @@ def _of_response_format(wanted: ResponseFormat | None) -> list[Structure]:
         return []
     if wanted.type == "json_object":
         return [Structure(kind="json_schema", text=ANY_OBJECT, param="response_format")]
+    if wanted.type == "structural_tag":
+        if wanted.format is not None:
+            param = "response_format.format"
+            raise InvalidRequest(
+                f"{param} is not supported: give structures and triggers",
+                param=param,
+                code="unsupported_parameter",
+            )
+        return [tag_structure(wanted.structures, wanted.triggers, "response_format")]
     if wanted.type != "json_schema":
         raise InvalidRequest(
-            f"response_format.type must be text, json_object or json_schema, "
+            f"response_format.type must be text, json_object, json_schema or structural_tag, "
             f"got '{wanted.type[:40]}'",
             param="response_format.type",
         )

@@ -27,7 +27,7 @@ let newestTimer = 0;
 
 // ---- the feed ----
 
-const NAMES_OF_STATUS = { ready: "", not_ready: "not ready", dead: "the engine is dead" };
+const NAMES_OF_STATUS = { ready: "", not_ready: "not ready", stalled: "the engine hangs", dead: "the engine is dead" };
 
 let model = "";
 let status = "ready";

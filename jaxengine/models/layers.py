@@ -54,54 +54,29 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
     def __call__(
-        self,
-        x_TI: Float[Array, "T I"],
-        layer: Int[Array, ""] | int = 0,
-        *,
-        norm: RMSNorm | None = None,
+        self, x_TI: Float[Array, "T I"], *, norm: RMSNorm | None = None
     ) -> Float[Array, "T O"]:
         """Return the product in f32; x is rounded to the dtype of the weight.
 
         Args:
             x_TI: the left operand, in f32.
-            layer: which of several packed weights.
-            norm: what x goes through first. Packed weights do it on the way.
+            norm: what x goes through first. A packed weight does it on the way.
         """
-        if not is_packed(self.weight.shape):
-            return self._biased(self._unpacked(x_TI if norm is None else norm(x_TI)))
-        rows = None if norm is None else projection.RowNorm(norm.scale[...], norm.eps)
-        return self._biased(self._packed(x_TI, layer, norm=rows))
+        y_TO = self._packed(x_TI, norm) if is_packed(self.weight.shape) else self._plain(x_TI, norm)
+        return y_TO if self.bias is None else y_TO + self.bias[...]
 
-    def of_gated(
-        self, x: Float[Array, "T 2*I"], layer: Int[Array, ""] | int = 0
-    ) -> Float[Array, "T O"]:
-        """Return the product of silu(gate) * up, which lie side by side, in f32."""
-        if is_packed(self.weight.shape):
-            return self._biased(self._packed(x, layer, gated=True))
-        gate_TI, up_TI = jnp.split(x, 2, axis=-1)
-        return self._biased(self._unpacked(jax.nn.silu(gate_TI) * up_TI))
-
-    def _packed(
-        self,
-        x: Array,
-        layer: Int[Array, ""] | int,
-        *,
-        norm: projection.RowNorm | None = None,
-        gated: bool = False,
-    ) -> Array:
+    def _packed(self, x_TI: Array, norm: RMSNorm | None) -> Array:
         w = self.weight[...]
+        rows = None if norm is None else projection.RowNorm(norm.scale[...], norm.eps)
         if self.weight_scale is None:
-            return projection.project(x, w, layer, norm=norm, gated=gated)
-        scale_O = self.weight_scale[...]
-        return projection.project_int8(x, w, scale_O, layer, norm=norm, gated=gated)
+            return projection.project(x_TI, w, norm=rows)
+        return projection.project_int8(x_TI, w, self.weight_scale[...], norm=rows)
 
-    def _unpacked(self, x_TI: Array) -> Array:
+    def _plain(self, x_TI: Array, norm: RMSNorm | None) -> Array:
+        x_TI = x_TI if norm is None else norm(x_TI)
         if self.weight_scale is None:
             return project(x_TI, self.weight[...])
         return int8.project(x_TI, self.weight[...], self.weight_scale[...])
-
-    def _biased(self, y_TO: Array) -> Array:
-        return y_TO if self.bias is None else y_TO + self.bias[...]
 
 
 def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -> Array:

@@ -1,14 +1,15 @@
-// The XLA custom calls of headrace's CPU attention: the write into the KV cache, and attention
-// over it. The cache is [rows, 2, kv_heads, block_size, padded_dim]; formats.h has the order inside
-// a block. Row `first_block + b` is block b of the layer at hand.
-
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <string_view>
-#include <vector>
+// The phases of attention, and the XLA custom calls of each for itself.
 
 #include "attention.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "attention_worker.h"
 #include "formats.h"
 #include "products.h"
 #include "workers.h"
@@ -24,79 +25,116 @@ constexpr int64_t WORK_PER_THREAD = 200000;
 // Tokens whose K and V are written by one thread at a time.
 constexpr int TOKENS_AT_ONCE = 16;
 
+// Writes tokens. Numbers are encoded in the order of H, and then go where formats.h says.
 template <class Format>
-struct Write {
-  typename Format::Stored* data;
-  uint16_t* scales;
-  const float *keys, *values;
-  const int32_t* slots;
-  int64_t first_block;
-  int kv_heads, head_dim, padded_dim, block_size;
+class Writer {
+  using Stored = typename Format::Stored;
 
-  void token(int64_t token) const {
-    const int64_t block = slots[token] / block_size;
+ public:
+  Writer(const Cache& cache, const Heads& keys, const Heads& values, const int32_t* slots)
+      : cache_(cache), heads_{keys, values}, slots_(slots), room_(cache.head_dim),
+        encoded_(cache.padded_dim + LANES) {}
+
+  void operator()(int64_t token) {
+    const int64_t block = slots_[token] / cache_.block_size;
     if (block == 0) return;  // padding
-    const int offset = slots[token] % block_size;
+    const int offset = slots_[token] % cache_.block_size;
     for (int which = 0; which < 2; ++which)
-      for (int head = 0; head < kv_heads; ++head) {
-        const float* from =
-            (which ? values : keys) + (token * kv_heads + head) * (int64_t)head_dim;
-        const int64_t index = ((first_block + block) * 2 + which) * kv_heads + head;
-        typename Format::Stored* to = data + index * block_size * padded_dim;
-        const auto put = [&](int h, typename Format::Stored number) {
-          if constexpr (Format::PAIRS) {
-            const int64_t pair = which ? (int64_t)(offset / 2) * padded_dim + h
-                                       : (int64_t)(h / 2) * block_size + offset;
-            to[pair * 2 + (which ? offset : h) % 2] = number;
-          } else {
-            to[which ? (int64_t)offset * padded_dim + h : (int64_t)h * block_size + offset] =
-                number;
-          }
-        };
-        if constexpr (Format::SCALED) {
-          float largest = 0;
-          for (int h = 0; h < head_dim; ++h)
-            largest = std::max(largest, std::fabs(finite(from[h])));
-          const uint16_t scale = Format::scale_of(largest);
-          scales[index * block_size + offset] = scale;
-          for (int h = 0; h < head_dim; ++h)
-            put(h, Format::encode(finite(from[h]), float_of_bfloat16(scale)));
-        } else {
-          for (int h = 0; h < head_dim; ++h) put(h, Format::encode(from[h]));
-        }
-        for (int h = head_dim; h < padded_dim; ++h) put(h, 0);
+      for (int head = 0; head < cache_.kv_heads; ++head) {
+        const float* from = heads_[which].row(token, head, room_.data());
+        const int64_t index =
+            ((cache_.first_block + block) * 2 + which) * cache_.kv_heads + head;
+        encode(from, index * cache_.block_size + offset);
+        Stored* to = (Stored*)cache_.data + index * cache_.block_size * cache_.padded_dim;
+        which == 0 ? put_key(to, offset) : put_value(to, offset);
       }
   }
 
-  static float finite(float x) { return within(x, std::numeric_limits<float>::max()); }
+ private:
+  // `scale` is the place of the scale, where there are some.
+  void encode(const float* from, int64_t scale) {
+    const int dim = cache_.head_dim;
+    Stored* to = encoded_.data();
+    if constexpr (std::is_same_v<Format, Bfloat16>) {
+      int h = 0;
+      for (; h + LANES <= dim; h += LANES)
+        store(to + h, __builtin_convertvector(rounded(load<Floats>(from + h)), Halves));
+      for (; h < dim; ++h) to[h] = Format::encode(from[h]);
+    } else if constexpr (Format::SCALED) {
+      float largest = 0;
+      for (int h = 0; h < dim; ++h) largest = std::max(largest, std::fabs(number(from[h])));
+      const uint16_t of_all = Format::scale_of(largest);
+      cache_.scales[scale] = of_all;
+      for (int h = 0; h < dim; ++h) to[h] = Format::encode(number(from[h]), float_of_bfloat16(of_all));
+    } else {
+      for (int h = 0; h < dim; ++h) to[h] = Format::encode(from[h]);
+    }
+  }
+
+  // As Bfloat16::encode.
+  static Words rounded(Floats x) {
+    const float largest = float_of(0x7f7f0000);
+    x = x == x ? x : all(0.0f);
+    x = x > largest ? all(largest) : x;
+    return round_to_bfloat16(x < -largest ? all(-largest) : x);
+  }
+
+  static float number(float x) { return within(x, std::numeric_limits<float>::max()); }
+
+  void put_key(Stored* to, int offset) const {
+    const int64_t width = cache_.block_size;
+    if constexpr (Format::PAIRS) {
+      struct Pair { Stored numbers[2]; };
+      const Pair* from = (const Pair*)encoded_.data();
+      for (int pair = 0; pair < cache_.padded_dim / 2; ++pair)
+        ((Pair*)to)[pair * width + offset] = from[pair];
+    } else {
+      for (int h = 0; h < cache_.padded_dim; ++h) to[h * width + offset] = encoded_[h];
+    }
+  }
+
+  void put_value(Stored* to, int offset) const {
+    if constexpr (Format::PAIRS) {
+      to += (int64_t)(offset / 2) * cache_.padded_dim * 2 + offset % 2;
+      for (int h = 0; h < cache_.padded_dim; ++h) to[h * 2] = encoded_[h];
+    } else {
+      std::copy_n(encoded_.data(), cache_.padded_dim, to + (int64_t)offset * cache_.padded_dim);
+    }
+  }
+
+  const Cache cache_;
+  const Heads heads_[2];
+  const int32_t* slots_;
+  std::vector<float> room_;
+  std::vector<Stored> encoded_;  // zeros behind those of the head
+  NoSubnormals no_subnormals_;
 };
 
-template <class Format>
-ffi::Error write(ffi::ThreadPool& pool, Write<Format> job, int64_t num_tokens) {
-  const int64_t parts = (num_tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-  // A number costs about as much as sixteen multiply-adds.
-  const int64_t work = num_tokens * job.kv_heads * job.head_dim * 32;
-  share(pool, parts, work / WORK_PER_THREAD + 1, [&] {
-    return [&, no_subnormals = std::make_unique<NoSubnormals>()](int64_t part) {
-      const int64_t end = std::min((part + 1) * TOKENS_AT_ONCE, num_tokens);
-      for (int64_t token = part * TOKENS_AT_ONCE; token < end; ++token) job.token(token);
-    };
-  });
-  return ffi::Error::Success();
+// Calls f with the format of that name; returns whether there is one.
+template <class F>
+bool with_format(std::string_view name, const F& f) {
+  if (name == "bfloat16") return f(Bfloat16{}), true;
+  if (name == "float32") return f(Float32{}), true;
+  if (name == "float16") return f(Float16{}), true;
+  if (name == "fp8_e4m3") return f(Float8E4m3{}), true;
+  if (name == "fp8_e5m2") return f(Float8E5m2{}), true;
+  if (name == "int8") return f(Int8{}), true;
+  return false;
 }
 
 // Query rows of all sequences, in pieces of MAX_ROWS, the longest contexts first: sequences are
 // sorted by length, and prompts come last.
-std::vector<Item> plan(const Step& step, int num_seqs, int64_t* work) {
+std::vector<Item> plan(const Step& step, int64_t* work) {
+  const Batch& batch = step.batch;
   std::vector<Item> items;
   *work = 0;
-  for (int sequence = num_seqs - 1; sequence >= 0; --sequence) {
-    const int queries = step.starts[sequence + 1] - step.starts[sequence];
+  for (int sequence = batch.num_seqs - 1; sequence >= 0; --sequence) {
+    const int queries = batch.starts[sequence + 1] - batch.starts[sequence];
     const int rows = queries * step.group;
-    if (rows <= 0 || step.lengths[sequence] <= 0) continue;
-    const int64_t seen = std::min<int64_t>(step.lengths[sequence], step.window);
-    *work += rows * step.kv_heads * seen * step.padded_dim * 2;
-    for (int head = 0; head < step.kv_heads; ++head)
+    if (rows <= 0 || batch.lengths[sequence] <= 0) continue;
+    const int64_t seen = std::min<int64_t>(batch.lengths[sequence], step.options.window);
+    *work += rows * step.cache.kv_heads * seen * step.cache.padded_dim * 2;
+    for (int head = 0; head < step.cache.kv_heads; ++head)
       for (int end = rows; end > 0; end -= MAX_ROWS)
         items.push_back({sequence, head, std::max(end - MAX_ROWS, 0), end});
   }
@@ -104,71 +142,86 @@ std::vector<Item> plan(const Step& step, int num_seqs, int64_t* work) {
 }
 
 template <class Multiplier>
-ffi::Error attend_with(ffi::ThreadPool& pool, const Step& step, int num_seqs) {
-  int64_t work;
-  const std::vector<Item> items = plan(step, num_seqs, &work);
-  std::atomic<bool> lacks_memory{false};
-  share(pool, items.size(), work / WORK_PER_THREAD + 1, [&] {
-    return [&, worker = std::make_unique<Worker<Multiplier>>(step, lacks_memory)](int64_t index) {
-      (*worker)(items[index]);
+void add_items(Phases& phases, const Step& step, std::vector<Item> items, Failure& failure) {
+  const int64_t total = items.size();
+  const auto shared = std::make_shared<const std::vector<Item>>(std::move(items));
+  phases.add(total, [=, &failure] {
+    return [shared, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index) {
+      (*worker)((*shared)[index]);
     };
   });
-  if (lacks_memory)
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
-  return ffi::Error::Success();
 }
 
-ffi::Error attend(ffi::ThreadPool& pool, const Step& step, int num_seqs, bool pairs) {
-  if (!pairs) return attend_with<Multiplier<FloatProduct>>(pool, step, num_seqs);
+}  // namespace
+
+bool is_cache_dtype(std::string_view dtype) {
+  return with_format(dtype, [](auto) {});
+}
+
+void add_write(Phases& phases, const Cache& cache, const Heads& keys, const Heads& values,
+               const int32_t* slots, int64_t num_tokens) {
+  with_format(cache.dtype, [&](auto format) {
+    using Format = decltype(format);
+    phases.add((num_tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE, [=] {
+      return [=, writer = std::make_unique<Writer<Format>>(cache, keys, values, slots)](int64_t part) {
+        const int64_t end = std::min((part + 1) * TOKENS_AT_ONCE, num_tokens);
+        for (int64_t token = part * TOKENS_AT_ONCE; token < end; ++token) (*writer)(token);
+      };
+    });
+  });
+}
+
+int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, const Heads& queries,
+                      int group, const AttentionOptions& options, const AttentionOut& out,
+                      Failure& failure) {
+  Step step{cache, batch, queries, options, out, {}, group};
+  bool pairs = false;
+  with_format(cache.dtype, [&](auto format) {
+    using Format = decltype(format);
+    step.reading = reading_of<Format>();
+    pairs = Format::PAIRS;
+  });
+  int64_t work;
+  std::vector<Item> items = plan(step, &work);
+  if (!pairs) {
+    add_items<Multiplier<FloatProduct>>(phases, step, std::move(items), failure);
+    return work;
+  }
 #if defined(HEADRACE_AMX)
-  if (may_use_tiles()) return attend_with<TileMultiplier>(pool, step, num_seqs);
+  if (may_use_tiles()) {
+    add_items<TileMultiplier>(phases, step, std::move(items), failure);
+    return work;
+  }
 #endif
 #if defined(HEADRACE_AVX512_BF16)
-  return attend_with<Multiplier<Avx512PairProduct>>(pool, step, num_seqs);
+  add_items<Multiplier<Avx512PairProduct>>(phases, step, std::move(items), failure);
 #else
-  return attend_with<Multiplier<PortablePairProduct>>(pool, step, num_seqs);
+  add_items<Multiplier<PortablePairProduct>>(phases, step, std::move(items), failure);
 #endif
+  return work;
 }
 
-// Calls f with the format of that name.
-template <class F>
-ffi::Error with_format(std::string_view name, const F& f) {
-  if (name == "bfloat16") return f(Bfloat16{});
-  if (name == "float32") return f(Float32{});
-  if (name == "float16") return f(Float16{});
-  if (name == "fp8_e4m3") return f(Float8E4m3{});
-  if (name == "fp8_e5m2") return f(Float8E5m2{});
-  if (name == "int8") return f(Int8{});
-  return ffi::Error::InvalidArgument("the KV cache has no such dtype");
-}
+namespace {
 
 ffi::Error write_kv(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::Buffer<ffi::F32> keys,
                     ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> slots,
-                    ffi::Buffer<ffi::S32> first_block, ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> out,
-                    ffi::RemainingRets more, std::string_view dtype) {
-  const auto cache = data.dimensions();
+                    ffi::Buffer<ffi::S32> first_block, ffi::RemainingArgs more,
+                    ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets, std::string_view dtype) {
   const auto shape = keys.dimensions();
   if (data.untyped_data() != out->untyped_data())
     return ffi::Error::InvalidArgument("the cache was copied");
-  return with_format(dtype, [&](auto format) {
-    using Format = decltype(format);
-    Write<Format> job{};
-    job.data = (typename Format::Stored*)out->untyped_data();
-    if constexpr (Format::SCALED) {
-      const auto scales = more.get<ffi::AnyBuffer>(0);
-      if (!scales) return ffi::Error::InvalidArgument("int8 needs scales");
-      job.scales = (uint16_t*)(*scales)->untyped_data();
-    }
-    job.keys = keys.typed_data();
-    job.values = values.typed_data();
-    job.slots = slots.typed_data();
-    job.first_block = first_block.typed_data()[0];
-    job.kv_heads = shape[1];
-    job.head_dim = shape[2];
-    job.padded_dim = cache[4];
-    job.block_size = cache[3];
-    return write(pool, job, shape[0]);
-  });
+  const auto scales = more.get<ffi::AnyBuffer>(0);
+  const int head_dim = shape[2];
+  const Cache cache = cache_of(data, scales ? scales->untyped_data() : nullptr, dtype,
+                               first_block.typed_data()[0], head_dim);
+  const int64_t stride = shape[1] * head_dim;
+  const Heads of_keys{keys.typed_data(), stride, nullptr, {}, {}, head_dim};
+  const Heads of_values{values.typed_data(), stride, nullptr, {}, {}, head_dim};
+  Phases phases;
+  add_write(phases, cache, of_keys, of_values, slots.typed_data(), shape[0]);
+  // A number costs about as much as four multiply-adds.
+  phases.run(pool, shape[0] * stride * 8 / WORK_PER_THREAD + 1);
+  return ffi::Error::Success();
 }
 
 ffi::Error ragged_paged_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
@@ -177,38 +230,25 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qu
                                   ffi::Buffer<ffi::S32> first_block, ffi::RemainingArgs more,
                                   ffi::ResultBuffer<ffi::F32> out, std::string_view dtype,
                                   float scale, int64_t window, float soft_cap) {
-  const auto cache = data.dimensions();
   const auto shape = queries.dimensions();
-  Step step{};
-  step.queries = queries.typed_data();
-  step.out = out->typed_data();
-  step.data = (const char*)data.untyped_data();
-  step.starts = starts.typed_data();
-  step.lengths = lengths.typed_data();
-  step.tables = tables.typed_data();
-  step.first_block = first_block.typed_data()[0];
-  step.table_width = tables.dimensions()[1];
-  step.kv_heads = cache[2];
-  step.group = shape[1] / cache[2];
-  step.head_dim = shape[2];
-  step.padded_dim = cache[4];
-  step.block_size = cache[3];
-  step.scale = scale;
-  step.window = window > 0 ? window : std::numeric_limits<int64_t>::max();
-  step.soft_cap = soft_cap;
-  const int num_seqs = lengths.dimensions()[0];
-  const int64_t used = step.starts[num_seqs], row = shape[1] * shape[2];
-  std::fill(step.out + used * row, step.out + shape[0] * row, 0.0f);
-  return with_format(dtype, [&](auto format) {
-    using Format = decltype(format);
-    step.reading = reading_of<Format>();
-    if constexpr (Format::SCALED) {
-      const auto scales = more.get<ffi::AnyBuffer>(0);
-      if (!scales) return ffi::Error::InvalidArgument("int8 needs scales");
-      step.scales = (const uint16_t*)scales->untyped_data();
-    }
-    return attend(pool, step, num_seqs, Format::PAIRS);
-  });
+  const int head_dim = shape[2];
+  const auto scales = more.get<ffi::AnyBuffer>(0);
+  const Cache cache = cache_of(data, scales ? scales->untyped_data() : nullptr, dtype,
+                               first_block.typed_data()[0], head_dim);
+  const Batch batch{nullptr, starts.typed_data(), lengths.typed_data(), tables.typed_data(),
+                    (int)lengths.dimensions()[0], (int)tables.dimensions()[1]};
+  const int64_t stride = shape[1] * head_dim;
+  std::fill(out->typed_data() + batch.num_tokens() * stride, out->typed_data() + shape[0] * stride, 0.0f);
+  Phases phases;
+  Failure failure;
+  const int64_t work = add_attention(
+      phases, cache, batch, {queries.typed_data(), stride, nullptr, {}, {}, head_dim},
+      shape[1] / cache.kv_heads, attention_options(scale, window, soft_cap),
+      {out->typed_data(), nullptr}, failure);
+  phases.run(pool, work / WORK_PER_THREAD + 1);
+  if (failure.lacks_memory)
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
+  return ffi::Error::Success();
 }
 
 }  // namespace

@@ -1,286 +1,79 @@
-// Ragged paged attention for the query rows of one sequence that share a kv head.
+// Ragged paged attention, and the write into the cache that comes before it, as phases of work.
 //
-// Online softmax over tiles of KV_TILE tokens, counted from the beginning of the sequence, in order.
-// What a row may not see of a tile, after its own token or before its window, it sees with weight
-// zero, which changes no bit; so the result of a row depends on nothing but its sequence.
+// The cache is [rows, 2, kv_heads, block_size, padded_dim]; formats.h has the order inside a block.
+// Row `first_block + b` is block b of the layer at hand.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <string_view>
 
 #include "formats.h"
-#include "products.h"
+#include "heads.h"
+#include "vectors.h"
 #include "workers.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace headrace {
 
-// Tokens of the context per step of the online softmax. Every block size divides it.
-constexpr int KV_TILE = 128;
-// Query rows that are attended to together; a multiple of what the products take at once.
-constexpr int MAX_ROWS = 64;
-constexpr int MIN_BLOCK_SIZE = 8;
-constexpr float MASKED = -1e30f;
-
-// Everything that the query rows of a step share.
-struct Step {
-  const float* queries;  // [tokens, kv_heads * group, head_dim]
-  float* out;            // likewise
-  const char* data;      // [rows, 2, kv_heads, block_size, padded_dim]
-  Reading reading;
-  const uint16_t* scales;
-  const int32_t *starts, *lengths, *tables;
+// The cache of a layer.
+struct Cache {
+  char* data;
+  uint16_t* scales;  // of 8-bit integers, else null
+  std::string_view dtype;
   int64_t first_block;
-  int table_width, kv_heads, group, head_dim, padded_dim, block_size;
+  int kv_heads, head_dim, padded_dim, block_size;
+};
+
+// The packed tokens of a step.
+struct Batch {
+  const int32_t *slots, *starts, *lengths, *tables;
+  int num_seqs, table_width;
+
+  int64_t num_tokens() const { return starts[num_seqs]; }
+};
+
+struct AttentionOptions {
   float scale;
   int64_t window;  // tokens that a token sees, its own included
   float soft_cap;  // 0: none
 };
 
-// Query rows [first_row, end_row) of a sequence and kv head; row = token * group + head of it.
-struct Item {
-  int sequence, kv_head, first_row, end_row;
+// Where attention goes: rows of [kv_heads * group * head_dim], of float32 or of bfloat16.
+struct AttentionOut {
+  float* numbers;
+  uint16_t* rounded;  // instead, if not null
 };
 
-template <class Multiplier>
-class Worker {
- public:
-  // Without memory it does nothing but say so.
-  Worker(const Step& step, std::atomic<bool>& lacks_memory) : step_(step) {
-    const int64_t dim = step.padded_dim;
-    size_t bytes = 0;
-    const auto reserve = [&](int64_t count) {
-      const size_t at = bytes;
-      bytes += (count * 4 + 63) / 64 * 64;
-      return at;
-    };
-    const size_t queries = reserve(MAX_ROWS * Left::row_words(dim));
-    const size_t scores = reserve(MAX_ROWS * KV_TILE);
-    const size_t weights = reserve(MAX_ROWS * Left::row_words(KV_TILE));
-    const size_t sums = reserve(MAX_ROWS * dim);
-    const size_t totals = reserve(MAX_ROWS * LANES);
-    const size_t decoded = step.reading.decode ? reserve(2 * block_words() * max_blocks()) : 0;
-    // Columns of the values of a tile, or of its scores. Pointers take two words.
-    const size_t right =
-        reserve(2 * std::max<int64_t>(max_blocks() * (dim / LANES), KV_TILE / LANES));
-    const size_t gathered = step.block_size < LANES ? reserve(KV_TILE * key_steps()) : 0;
-    char* memory = thread_memory(bytes);
-    if (memory == nullptr) {
-      lacks_memory = true;
-      return;
-    }
-    has_memory_ = true;
-    queries_ = (uint32_t*)(memory + queries);
-    scores_ = (float*)(memory + scores);
-    weights_ = (uint32_t*)(memory + weights);
-    sums_ = (float*)(memory + sums);
-    totals_ = (float*)(memory + totals);
-    decoded_ = (uint32_t*)(memory + decoded);
-    right_ = (const uint32_t**)(memory + right);
-    gathered_ = (uint32_t*)(memory + gathered);
-  }
-
-  void operator()(const Item& item) {
-    if (!has_memory_) return;
-    const int start = step_.starts[item.sequence];
-    const int num_queries = step_.starts[item.sequence + 1] - start;
-    const int first_position = step_.lengths[item.sequence] - num_queries;
-    const int rows = item.end_row - item.first_row;
-    multiplier_.prepare(rows, step_.block_size);
-    load_queries(item, start);
-    for (int row = 0; row < rows; ++row) {
-      maxima_[row] = MASKED;
-      visible_[row] = first_position + (item.first_row + row) / step_.group + 1;
-      hidden_[row] = std::max<int64_t>(visible_[row] - step_.window, 0);
-    }
-    std::fill_n(totals_, rows * LANES, 0.0f);
-    std::fill_n(sums_, (int64_t)rows * step_.padded_dim, 0.0f);
-    const int begin = hidden_[0] / KV_TILE * KV_TILE;
-    for (int first = begin; first < visible_[rows - 1]; first += KV_TILE) {
-      visit(item, rows, first, std::min(KV_TILE, visible_[rows - 1] - first));
-    }
-    store_sums(item, start);
-  }
-
- private:
-  using Left = typename Multiplier::Left;
-  // Numbers in a word of an operand of the products.
-  static constexpr int PER_WORD = Left::PER_WORD;
-
-  int64_t block_numbers() const { return (int64_t)step_.block_size * step_.padded_dim; }
-  int64_t block_words() const { return block_numbers() / PER_WORD; }
-  int max_blocks() const { return KV_TILE / step_.block_size; }
-  // Steps of the products over H, and over the tokens of a block.
-  int key_steps() const { return step_.padded_dim / PER_WORD; }
-  int value_steps() const { return step_.block_size / PER_WORD; }
-
-  void load_queries(const Item& item, int start) {
-    const int dim = step_.head_dim;
-    for (int row = item.first_row; row < item.end_row; ++row) {
-      const float* from = step_.queries + query_row(item, start, row) * dim;
-      uint32_t* to = queries_ + (row - item.first_row) * Left::row_words(step_.padded_dim);
-      for (int h = 0; h < step_.padded_dim; h += LANES) {
-        float numbers[LANES] = {};
-        for (int lane = 0; lane < LANES && h + lane < dim; ++lane)
-          numbers[lane] = within(from[h + lane], std::numeric_limits<float>::max());
-        Left::put(to, h, load<Floats>(numbers) * step_.scale);
-      }
-    }
-  }
-
-  int64_t query_row(const Item& item, int start, int row) const {
-    const int64_t token = start + row / step_.group;
-    return (token * step_.kv_heads + item.kv_head) * step_.group + row % step_.group;
-  }
-
-  // Add a tile: context tokens [first, first + count).
-  void visit(const Item& item, int rows, int first, int count) {
-    const int num_blocks = (count + step_.block_size - 1) / step_.block_size;
-    const int32_t* table =
-        step_.tables + (int64_t)item.sequence * step_.table_width + first / step_.block_size;
-    for (int block = 0; block < num_blocks; ++block) {
-      // Index of (block, K, head); V is kv_heads further.
-      const int64_t keys =
-          (step_.first_block + table[block]) * 2 * step_.kv_heads + item.kv_head;
-      key_blocks_[block] = operand(keys, block);
-      value_blocks_[block] = operand(keys + step_.kv_heads, max_blocks() + block);
-      if (step_.reading.scaled) {
-        load_scales(keys, key_scales_ + block * step_.block_size);
-        load_scales(keys + step_.kv_heads, value_scales_ + block * step_.block_size);
-      }
-    }
-    const int columns = (num_blocks * step_.block_size + LANES - 1) / LANES;
-    score(rows, num_blocks, columns);
-    for (int row = 0; row < rows; ++row)
-      weigh(row, hidden_[row] - first, visible_[row] - first, columns);
-    const int dim = step_.padded_dim;
-    const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE), dim,
-                      dim, false};
-    for (int block = 0; block < num_blocks; ++block)
-      for (int column = 0; column < shape.columns; ++column)
-        right_[block * shape.columns + column] = value_blocks_[block] + column * LANES;
-    multiplier_.multiply(shape, weights_, right_, sums_);
-  }
-
-  // K or V of a block as the products want it.
-  const uint32_t* operand(int64_t index, int place) {
-    const char* from = step_.data + index * block_numbers() * step_.reading.bytes;
-    if (!step_.reading.decode) return (const uint32_t*)from;
-    uint32_t* to = decoded_ + place * block_words();
-    step_.reading.decode(from, to, block_numbers());
-    return to;
-  }
-
-  void load_scales(int64_t index, float* to) const {
-    const uint16_t* from = step_.scales + index * step_.block_size;
-    for (int i = 0; i < step_.block_size; ++i) to[i] = float_of_bfloat16(from[i]);
-  }
-
-  void score(int rows, int num_blocks, int columns) {
-    Shape shape{rows, 1, key_steps(), columns, Left::row_words(step_.padded_dim),
-                step_.block_size, KV_TILE, true};
-    if (step_.block_size >= LANES) {
-      const int per_block = step_.block_size / LANES;
-      for (int column = 0; column < columns; ++column)
-        right_[column] = key_blocks_[column / per_block] + column % per_block * LANES;
-    } else {
-      gather_keys(num_blocks, columns);
-      for (int column = 0; column < columns; ++column)
-        right_[column] = gathered_ + column * LANES * (int64_t)shape.steps;
-      shape.right_stride = LANES;
-    }
-    multiplier_.multiply(shape, queries_, right_, scores_);
-  }
-
-  // Blocks narrower than a column: put several side by side.
-  void gather_keys(int num_blocks, int columns) {
-    const int per_column = LANES / step_.block_size;
-    for (int block = 0; block < columns * per_column; ++block) {
-      uint32_t* to = gathered_ + block / per_column * LANES * (int64_t)key_steps() +
-                     block % per_column * step_.block_size;
-      for (int step = 0; step < key_steps(); ++step, to += LANES) {
-        if (block < num_blocks)
-          std::copy_n(key_blocks_[block] + step * step_.block_size, step_.block_size, to);
-        else
-          std::fill_n(to, step_.block_size, 0);
-      }
-    }
-  }
-
-  // Turn a row's scores into weights, and what it has summed so far into their scale. It sees
-  // tokens [hidden, visible) of the tile, if there are any.
-  void weigh(int row, int hidden, int visible, int columns) {
-    uint32_t* weights = weights_ + row * Left::row_words(KV_TILE);
-    const int seen = std::min((visible + LANES - 1) / LANES, columns);
-    const int begin = std::max(hidden, 0) / LANES;
-    if (visible <= 0 || begin >= seen) {
-      for (int column = 0; column < columns; ++column) Left::put(weights, column * LANES, Floats{});
-      return;
-    }
-    // Replaces what the row does not see of a column, whatever it is.
-    const auto hide = [&](Floats x, int column, float by) {
-      const int before = hidden - column * LANES, rest = visible - column * LANES;
-      if (rest < LANES) x = lane_numbers() < all_bits(rest) ? x : all(by);
-      if (before > 0) x = lane_numbers() < all_bits(before) ? all(by) : x;
-      return x;
-    };
-    float* scores = scores_ + row * KV_TILE;
-    Floats maximum = all(maxima_[row]);
-    for (int column = begin; column < seen; ++column) {
-      Floats x = load<Floats>(scores + column * LANES);
-      if (step_.reading.scaled) x = x * load<Floats>(key_scales_ + column * LANES);
-      if (step_.soft_cap > 0) x = capped(x, step_.soft_cap);
-      x = hide(x, column, MASKED);
-      if (step_.reading.scaled || step_.soft_cap > 0) store(scores + column * LANES, x);
-      maximum = larger(x, maximum);
-    }
-    const float new_maximum = largest_lane(maximum);
-    Floats total{};
-    for (int column = 0; column < columns; ++column) {
-      Floats weight{};
-      if (column >= begin && column < seen) {
-        weight = exponential(load<Floats>(scores + column * LANES) - new_maximum);
-        weight = hide(weight, column, 0.0f);
-        total = total + weight;
-        if (step_.reading.scaled)
-          weight = hide(weight * load<Floats>(value_scales_ + column * LANES), column, 0.0f);
-      }
-      Left::put(weights, column * LANES, weight);
-    }
-    const float decay = exponential(all(maxima_[row] - new_maximum))[0];
-    maxima_[row] = new_maximum;
-    float* totals = totals_ + row * LANES;
-    store(totals, multiply_add(load<Floats>(totals), all(decay), total));
-    if (decay == 1.0f) return;
-    float* sums = sums_ + (int64_t)row * step_.padded_dim;
-    for (int h = 0; h < step_.padded_dim; h += LANES)
-      store(sums + h, load<Floats>(sums + h) * decay);
-  }
-
-  void store_sums(const Item& item, int start) {
-    const int dim = step_.head_dim;
-    for (int row = item.first_row; row < item.end_row; ++row) {
-      const int local = row - item.first_row;
-      const float total = sum_of_lanes(load<Floats>(totals_ + local * LANES));
-      const float* from = sums_ + (int64_t)local * step_.padded_dim;
-      float* to = step_.out + query_row(item, start, row) * dim;
-      // Adding zero turns -0 into 0: which of them it is depends on tiles that a row cannot see.
-      for (int h = 0; h < dim; ++h) to[h] = from[h] / total + 0.0f;
-    }
-  }
-
-  const Step& step_;
-  NoSubnormals no_subnormals_;
-  Multiplier multiplier_;
-  bool has_memory_ = false;
-  uint32_t *queries_, *weights_, *decoded_, *gathered_;
-  const uint32_t** right_;
-  float *scores_, *sums_, *totals_;
-  float maxima_[MAX_ROWS];
-  // A row sees positions [hidden, visible).
-  int hidden_[MAX_ROWS], visible_[MAX_ROWS];
-  const uint32_t *key_blocks_[KV_TILE / MIN_BLOCK_SIZE], *value_blocks_[KV_TILE / MIN_BLOCK_SIZE];
-  alignas(64) float key_scales_[KV_TILE], value_scales_[KV_TILE];
+// What attention has to say in the end.
+struct Failure {
+  std::atomic<bool> lacks_memory{false};
 };
+
+// Whether there is a cache of that dtype.
+bool is_cache_dtype(std::string_view dtype);
+
+// Adds the write of keys and values to their slots; tokens in block 0 are padding, and not written.
+void add_write(Phases& phases, const Cache& cache, const Heads& keys, const Heads& values,
+               const int32_t* slots, int64_t num_tokens);
+
+// Adds attention; returns about how many multiply-adds it takes. `failure` lives until it is done.
+int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, const Heads& queries,
+                      int group, const AttentionOptions& options, const AttentionOut& out,
+                      Failure& failure);
+
+// A cache as XLA hands it over: [rows, 2, kv_heads, block_size, padded_dim], and its scales.
+inline Cache cache_of(const xla::ffi::AnyBuffer& data, void* scales, std::string_view dtype,
+                      int64_t first_block, int head_dim) {
+  const auto shape = data.dimensions();
+  return {(char*)data.untyped_data(), (uint16_t*)scales, dtype, first_block, (int)shape[2], head_dim,
+          (int)shape[4], (int)shape[3]};
+}
+
+inline AttentionOptions attention_options(float scale, int64_t window, float soft_cap) {
+  return {scale, window > 0 ? window : std::numeric_limits<int64_t>::max(), soft_cap};
+}
 
 }  // namespace headrace

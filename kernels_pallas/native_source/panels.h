@@ -1,41 +1,90 @@
-// How products with packed weights share their work: by panels of outputs, and by tokens.
+// How products with packed weights share their work, by panels of outputs and by tokens, and where
+// their sums go.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 
+#include "vectors.h"
 #include "workers.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace headrace {
 
-constexpr int COLUMN = 16;  // outputs side by side
-constexpr int ROWS = 16;    // tokens of a tile
-constexpr int PANEL = 2;    // columns that are computed together
+constexpr int COLUMN = 16;             // outputs side by side
+constexpr int ROWS = 16;               // tokens of a tile
+constexpr int PANEL = 2;               // columns that are computed together
+constexpr int WIDTH = PANEL * COLUMN;  // outputs of a panel
 
-// Makes a Projector(product) in each thread, and calls it with tokens [first, end) and the column
-// of a panel until all have been.
-template <class Projector, class Product>
-void share_panels(xla::ffi::ThreadPool& pool, const Product& product) {
+// A sink says which columns of the weights are a panel, and takes the sums of some tokens with
+// them: sums[row * WIDTH + output] is of token + row. Each token comes once for each panel.
+
+// The sums themselves: out[token][output].
+struct StoreSums {
+  float* out;
+  int64_t outputs;
+
+  static int64_t column(int64_t panel, int which) { return panel * PANEL + which; }
+
+  void operator()(int64_t token, int64_t rows, int64_t panel, const float* sums) const {
+    float* to = out + token * outputs + panel * WIDTH;
+    for (; rows > 0; --rows, to += outputs, sums += WIDTH)
+      for (int i = 0; i < WIDTH; i += LANES) store(to + i, load<Floats>(sums + i));
+  }
+};
+
+// out[token][output] += sum.
+struct AddSums {
+  float* out;
+  int64_t outputs;
+
+  static int64_t column(int64_t panel, int which) { return panel * PANEL + which; }
+
+  void operator()(int64_t token, int64_t rows, int64_t panel, const float* sums) const {
+    float* to = out + token * outputs + panel * WIDTH;
+    for (; rows > 0; --rows, to += outputs, sums += WIDTH)
+      for (int i = 0; i < WIDTH; i += LANES)
+        store(to + i, load<Floats>(to + i) + load<Floats>(sums + i));
+  }
+};
+
+// The weights are those of a gate, and then as many of what it lets through. Puts
+// activation(gate) * up, in pieces of LANES, where `put(token, first output, numbers)` wants them.
+template <class Put>
+struct GateSums {
+  Put put;
+  int64_t outputs;  // of either
+  bool is_gelu;
+
+  int64_t column(int64_t panel, int which) const { return which * (outputs / COLUMN) + panel; }
+
+  void operator()(int64_t token, int64_t rows, int64_t panel, const float* sums) const {
+    for (int64_t row = 0; row < rows; ++row, sums += WIDTH)
+      for (int i = 0; i < COLUMN; i += LANES) {
+        const Floats gate = load<Floats>(sums + i), up = load<Floats>(sums + COLUMN + i);
+        put(token + row, panel * COLUMN + i, (is_gelu ? gelu(gate) : silu(gate)) * up);
+      }
+  }
+};
+
+// Adds all panels of a product. make_projector() is called in each thread, and its result with
+// tokens [first, end) and a panel.
+template <class MakeProjector>
+void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeProjector make_projector) {
   // Tokens that one thread takes at a time, and those that go through a panel of weights together:
   // what they need is in the nearest caches, and what follows each other is written together.
-  constexpr int64_t TOKENS_AT_ONCE = 128, TOKENS_TOGETHER = 2 * ROWS;
-  // Below so many multiply-adds another thread costs more than it helps.
-  constexpr int64_t WORK_PER_THREAD = 500000;
-  const int64_t panels = product.outputs / (PANEL * COLUMN);
-  const int64_t parts = (product.tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
+  constexpr int64_t TOKENS_AT_ONCE = 512, TOKENS_TOGETHER = 2 * ROWS;
+  const int64_t parts = (tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
   // Few large shares: weights that follow each other are read by one thread.
   const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));
   const int64_t runs = (panels + run - 1) / run;
-  const int64_t work = product.tokens * product.inputs * product.outputs;
-  share(pool, runs * parts, work / WORK_PER_THREAD + 1, [&] {
-    return [&, projector = std::make_unique<Projector>(product)](int64_t index) {
-      const int64_t end = std::min((index / runs + 1) * TOKENS_AT_ONCE, product.tokens);
+  phases.add(runs * parts, [=] {
+    return [=, projector = make_projector()](int64_t index) mutable {
+      const int64_t end = std::min((index / runs + 1) * TOKENS_AT_ONCE, tokens);
       const int64_t last_panel = std::min((index % runs + 1) * run, panels);
       for (int64_t first = index / runs * TOKENS_AT_ONCE; first < end; first += TOKENS_TOGETHER)
         for (int64_t panel = index % runs * run; panel < last_panel; ++panel)
-          (*projector)(first, std::min(first + TOKENS_TOGETHER, end), panel * PANEL);
+          (*projector)(first, std::min(first + TOKENS_TOGETHER, end), panel);
     };
   });
 }

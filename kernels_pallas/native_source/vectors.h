@@ -85,6 +85,14 @@ HEADRACE_INLINE float sum_of_lanes(Floats x) {
   return lanes[0];
 }
 
+// What is not a number counts as zero, what is infinite as the largest number.
+HEADRACE_INLINE Floats finite(Floats x) {
+  constexpr float LARGEST = 3.40282347e38f;
+  x = x == x ? x : all(0.0f);
+  x = x > LARGEST ? all(LARGEST) : x;
+  return x < -LARGEST ? all(-LARGEST) : x;
+}
+
 // The nearest bfloat16, ties to even, as the lower half of each word. Finite numbers only.
 HEADRACE_INLINE Words round_to_bfloat16(Floats x) {
   const Words bits = (Words)x;
@@ -113,6 +121,19 @@ HEADRACE_INLINE Floats exponential(Floats x) {
   // The lowest bits of `shifted` are n: move them into the exponent.
   const Floats result = (Floats)((Words)sum + ((Words)shifted << 23));
   return x < -87.0f ? all(0.0f) : result;
+}
+
+// x / (1 + e ** -x)
+HEADRACE_INLINE Floats silu(Floats x) {
+  const Floats e = exponential(x < 0.0f ? x : -x);  // so that it cannot overflow
+  return x * ((x < 0.0f ? e : all(1.0f)) / (1.0f + e));
+}
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) = x / (1 + e ** (-2 * ...))
+HEADRACE_INLINE Floats gelu(Floats x) {
+  const Floats inner = (x + 0.044715f * x * x * x) * 1.5957691f;
+  const Floats e = exponential(inner < 0.0f ? inner : -inner);
+  return x * ((inner < 0.0f ? e : all(1.0f)) / (1.0f + e));
 }
 
 // cap * tanh(x / cap), within some units in the last place of the cap.

@@ -1,12 +1,16 @@
 // Sharing work among the threads of XLA's own pool, and what each of them needs.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
@@ -39,9 +43,13 @@ class NoSubnormals {
 #endif
 };
 
+// Whose memory of a thread: the call's that it runs, or its own part of the work.
+enum class Owner { CALL, WORKER };
+
 // Memory of a thread that lives as long as the thread, so that no call waits for fresh pages; null
 // if there is none.
-inline char* thread_memory(size_t bytes) {
+template <Owner>
+char* thread_memory(size_t bytes) {
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
   };
@@ -56,44 +64,95 @@ inline char* thread_memory(size_t bytes) {
   return memory.get();
 }
 
-// Calls make_worker() once in each of up to `workers` threads, and its result with 0 .. total - 1,
-// each once. The calling thread works too and waits only for what others have begun: a pool that
-// is busy elsewhere costs time, never a deadlock.
-template <class MakeWorker>
-void share(xla::ffi::ThreadPool& pool, int64_t total, int64_t workers,
-           const MakeWorker& make_worker) {
-  struct Job {
+// Adds up what is needed of a piece of memory, each part from a cache line on.
+class Parts {
+ public:
+  // Where the part of so many T begins.
+  template <class T>
+  size_t add(int64_t count) {
+    const size_t at = bytes_;
+    bytes_ += (count * sizeof(T) + 63) / 64 * 64;
+    return at;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t bytes_ = 0;
+};
+
+// Work in phases. The tasks of a phase are shared by all threads that are there, and begin when
+// those of the phase before are done.
+//
+// The calling thread works too and waits only for what others have begun: a pool that is busy
+// elsewhere costs time, never a deadlock.
+class Phases {
+ public:
+  // Tasks 0 .. total - 1: each thread that gets one calls make_worker() once, and the result with
+  // each of its tasks.
+  template <class MakeWorker>
+  void add(int64_t total, MakeWorker make_worker) {
+    if (total <= 0) return;
+    auto& phase = *job_->phases.emplace_back(std::make_unique<Phase>());
+    phase.total = total;
+    phase.work = [make_worker = std::move(make_worker)](Phase& phase, int64_t index) {
+      int64_t done = 0;
+      auto worker = make_worker();
+      for (; index < phase.total; index = phase.next.fetch_add(1), ++done) worker(index);
+      return done;
+    };
+    most_tasks_ = std::max(most_tasks_, total);
+  }
+
+  // Runs all of them, in up to `workers` threads.
+  void run(xla::ffi::ThreadPool& pool, int64_t workers) {
+    const int64_t helpers = std::min(std::min(workers, pool.num_threads()), most_tasks_) - 1;
+    for (int64_t helper = 0; helper < helpers; ++helper)
+      pool.Schedule([job = job_] { job->take_part(); });
+    job_->take_part();
+  }
+
+ private:
+  struct alignas(64) Phase {
     std::atomic<int64_t> next{0}, done{0};
-    int64_t total;
+    int64_t total = 0;
+    // Does a task, and others while there are some; returns how many.
+    std::function<int64_t(Phase&, int64_t)> work;
+  };
+
+  struct Job {
+    std::vector<std::unique_ptr<Phase>> phases;
     std::mutex mutex;
     std::condition_variable finished;
-  };
-  const auto job = std::make_shared<Job>();
-  job->total = total;
-  // A task that comes too late finds nothing left and touches only the job.
-  const auto work = [&make_worker](Job& job) {
-    int64_t index = job.next.fetch_add(1);
-    if (index >= job.total) return;
-    int64_t done = 0;
-    {
-      auto worker = make_worker();
-      for (; index < job.total; index = job.next.fetch_add(1), ++done) worker(index);
+
+    // Who comes late finds nothing left of the first phases, and touches only the job there.
+    void take_part() {
+      for (const auto& phase : phases) {
+        const int64_t index = phase->next.fetch_add(1);
+        if (index < phase->total) {
+          const int64_t done = phase->work(*phase, index);
+          if (phase->done.fetch_add(done) + done == phase->total) {
+            const std::lock_guard<std::mutex> lock(mutex);
+            finished.notify_all();
+          }
+        }
+        wait_for(*phase);
+      }
     }
-    if (job.done.fetch_add(done) + done == job.total) {
-      const std::lock_guard<std::mutex> lock(job.mutex);
-      job.finished.notify_one();
-    }
-  };
-  const int64_t helpers = std::min(std::min(workers, pool.num_threads()), total) - 1;
-  for (int64_t helper = 0; helper < helpers; ++helper) pool.Schedule([job, work] { work(*job); });
-  work(*job);
-  for (int spin = 0; spin < 4000 && job->done.load() < total; ++spin) {
+
+    void wait_for(const Phase& phase) {
+      for (int spin = 0; spin < 4000; ++spin) {
+        if (phase.done.load(std::memory_order_acquire) == phase.total) return;
 #if defined(__x86_64__)
-    _mm_pause();
+        _mm_pause();
 #endif
-  }
-  std::unique_lock<std::mutex> lock(job->mutex);
-  job->finished.wait(lock, [&] { return job->done.load() == total; });
-}
+      }
+      std::unique_lock<std::mutex> lock(mutex);
+      finished.wait(lock, [&] { return phase.done.load() == phase.total; });
+    }
+  };
+
+  const std::shared_ptr<Job> job_ = std::make_shared<Job>();
+  int64_t most_tasks_ = 0;
+};
 
 }  // namespace headrace

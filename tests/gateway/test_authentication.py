@@ -439,7 +439,8 @@ async def test_no_key_ticket_or_prompt_gets_into_the_log(gateway, caplog):
 async def test_a_dead_engine_tells_strangers_nothing_of_itself(start_gateway, ring):
     gateway = await start_gateway(FakeEngine(), keys=ring)
     gateway.engine.die("XlaRuntimeError: INTERNAL: at device 0 in /opt/secret.py")
-    assert await get(gateway, "/health", {}) == (503, '{"status": "dead"}')
+    told = '{"status": "dead", "reason": "the engine has failed"}'
+    assert await get(gateway, "/health", {}) == (503, told)
     status, _, text = await post(gateway, "/v1/completions", {"prompt": "x"}, bearer("alice"))
     assert status == 503
     assert "Xla" not in text

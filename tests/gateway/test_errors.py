@@ -18,6 +18,7 @@ from gateway.errors import (
 )
 from jaxengine.errors import (
     EngineDeadError,
+    EngineStalledError,
     EngineStoppingError,
     InvalidRequestError,
     QueueFullError,
@@ -76,6 +77,7 @@ def test_an_unknown_model_is_named_in_part():
         (QueueFullError("x", retry_after_s=7), 429, None, "queued_requests"),
         (QueueFullError("x", retry_after_s=7, reason="queue_timeout"), 429, None, "queue_timeout"),
         (EngineStoppingError("x"), 503, None, "shutting_down"),
+        (EngineStalledError("x"), 503, None, "stalled"),
         (EngineDeadError("x"), 503, None, "engine_dead"),
         (RuntimeError("secret"), 500, None, "internal_error"),
         (InvalidRequest("x", param="n"), 400, "n", None),

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import threading
 
 import pytest
@@ -75,6 +76,35 @@ async def test_white_space_ends_some_time(compiler):
     assert ord(" ") not in allowed(matcher)
 
 
+TAGS = json.dumps(
+    [
+        {"trigger": "<f=", "begin": "<f=add>", "schema": json.loads(SCHEMA), "end": "</f>"},
+        {"trigger": "<f=", "begin": '<f="\n>', "schema": None, "end": ""},
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ("just text < f <f", ""),
+        ('x<f=add>{"a": 1}</f> and <f="\n>[null] so', ""),
+        ("<f=", "sub>"),
+        ("<f=add>", "[1]"),
+        ('<f=add>{"a": 1}', " and"),
+        ("<f=add>{" + " " * 16, " "),
+        ('<f=add>{"a": 1}</f><f=', "x"),
+    ],
+)
+async def test_between_marks_text_matches_their_schema(compiler, good, bad):
+    grammar = await compiler.compile(structure("structural_tag", TAGS))
+    matcher = grammar.new_matcher()
+    assert follow(matcher, good)
+    # An answer may end only outside of marks.
+    assert (EOS in allowed(matcher)) == (bad == "")
+    assert not bad or not follow(matcher, bad)
+
+
 async def test_special_tokens_are_never_part_of_an_answer(compiler):
     grammar = await compiler.compile(structure("regex", "(?s:.*)"))
     assert not {BOS, IM_START} & allowed(grammar.new_matcher())
@@ -106,8 +136,9 @@ async def test_a_token_that_does_not_match_leaves_nothing_to_allow(compiler):
         ("regex", "(a"),
         ("grammar", 'start: "a" missing'),
         ("grammar", "@@@"),
+        ("structural_tag", TAGS.replace('"integer"', '"wizard"')),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 async def test_what_cannot_be_compiled_is_refused_by_name(compiler, kind, text):
     for _ in range(2):  # from the cache as well

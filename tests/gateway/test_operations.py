@@ -11,8 +11,22 @@ async def test_an_engine_that_loads_or_drains_is_healthy_but_not_ready(gateway):
 
 async def test_a_dead_engine_is_neither(gateway):
     gateway.engine.die("the device is gone")
-    assert await gateway.get("/health") == (503, {"status": "dead"})
+    reason = "the engine has failed"
+    assert await gateway.get("/health") == (503, {"status": "dead", "reason": reason})
     assert (await gateway.get("/ready"))[0] == 503
+
+
+async def test_an_engine_that_hangs_is_neither_and_the_reason_is_told(gateway):
+    gateway.engine.is_stalled = True
+    gateway.engine.is_ready = False
+    status, body = await gateway.get("/health")
+    assert (status, body["status"]) == (503, "stalled")
+    assert "--step-timeout" in body["reason"]
+    assert await gateway.get("/ready") == (503, {"status": "stalled"})
+    # It may get on again.
+    gateway.engine.is_stalled = False
+    gateway.engine.is_ready = True
+    assert await gateway.get("/health") == (200, {"status": "ok"})
 
 
 async def test_the_version_is_told(gateway):

@@ -51,11 +51,13 @@ def test_stats_are_all_numbers_but_the_histograms():
     assert (body["kv_cache_usage"], body["step_busy_s"]) == (0.25, 0.333333)
 
 
-async def test_an_engine_is_ready_or_not_or_dead():
+async def test_an_engine_is_ready_or_not_or_stalled_or_dead():
     engine = FakeEngine()
     assert engine_status(engine) == "ready"
     engine.is_ready = False
     assert engine_status(engine) == "not_ready"
+    engine.is_stalled = True
+    assert engine_status(engine) == "stalled"
     engine.die()
     assert engine_status(engine) == "dead"
 

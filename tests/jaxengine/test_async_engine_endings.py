@@ -9,7 +9,7 @@ from async_loop import Start, ask, launches, make_engine, read, starting
 from engine_loop import small_config
 from fake_runner import FakeModelRunner
 from jaxengine.engine_core import STEP_FAILED
-from jaxengine.errors import EngineDeadError, EngineStoppingError
+from jaxengine.errors import EngineDeadError, EngineStalledError, EngineStoppingError
 from jaxengine.outputs import FinishReason
 
 
@@ -129,3 +129,73 @@ async def test_an_engine_that_dies_while_it_drains_still_stops(start: Start):
     runner.release()
     await stopping
     assert (await read(stream)).finish_reason is FinishReason.ERROR
+
+
+# Steps that hang.
+
+
+async def becoming(condition):
+    """Wait until it holds."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def stalls(start: Start, caplog):
+    """Start an engine whose steps hang until its runner is released."""
+    caplog.set_level(logging.WARNING)
+
+    def start_one():
+        engine, runner = start(step_timeout_s=0.02)
+        runner.hold()
+        return engine, runner
+
+    return start_one
+
+
+async def test_a_step_that_hangs_is_noticed_and_told_and_may_end_after_all(stalls, caplog):
+    engine, runner = stalls()
+    stream = ask(engine)
+    await becoming(lambda: engine.is_stalled)
+    assert not engine.is_ready
+    assert engine.failure is None
+    assert engine.stats().num_stalls == 1
+    with pytest.raises(EngineStalledError):
+        ask(engine)
+    [record] = [r for r in caplog.records if r.levelname == "CRITICAL"]
+    assert record.getMessage() == "the engine is stalled: no step has ended for 0.02 s"
+    assert "3 tokens of 1 requests (req-" in record.fields["steps_in_flight"]
+    assert "hand_out (fake_runner.py:" in record.fields["engine_thread"]
+    runner.release()
+    assert (await read(stream)).new_token_ids == (14, 70, 20)
+    await becoming(lambda: engine.is_ready)
+    assert engine.stats().num_stalls == 1
+    assert (await read(ask(engine))).new_token_ids == (14, 70, 20)
+
+
+async def test_a_step_that_hangs_is_noticed_when_all_clients_have_left(stalls):
+    engine, runner = stalls()
+    stream = ask(engine)
+    await launches(runner, 1)
+    stream.close()
+    await becoming(lambda: engine.is_stalled)
+    runner.release()
+    await becoming(lambda: engine.is_ready)
+
+
+async def test_stopping_does_not_wait_for_a_step_that_hangs(stalls):
+    engine, runner = stalls()
+    streams = [ask(engine) for _ in range(6)]
+    await launches(runner, 1)
+    await engine.stop(drain_timeout_s=0)
+    wholes = await asyncio.gather(*map(read, streams))
+    assert {w.finish_reason for w in wholes} == {FinishReason.ERROR}
+
+
+async def test_an_idle_engine_is_not_stalled(start: Start):
+    engine, _ = start(step_timeout_s=0.001)
+    assert (await read(ask(engine))).new_token_ids == (14, 70, 20)
+    for _ in range(30):
+        await asyncio.sleep(0.001)
+    assert engine.is_ready
+    assert engine.stats().num_stalls == 0

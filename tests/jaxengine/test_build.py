@@ -54,6 +54,7 @@ def test_wishes_become_the_configuration_word_by_word():
         overlap=False,
         decode_steps=3,
         num_step_records=77,
+        step_timeout_s=9.0,
     )
     assert clamped_from is None
     assert (config.dtype, config.max_model_len) == ("float32", 300)
@@ -68,13 +69,15 @@ def test_wishes_become_the_configuration_word_by_word():
     assert (config.priority_aging_s, config.tenant_weights) == (3.0, {"alice": 2.0})
     assert (config.max_num_queued_tokens, config.queue_timeout_s) == (7000, 30.0)
     assert (config.decode_steps, config.num_step_records) == (3, 77)
+    assert config.step_timeout_s == 9.0
 
 
 def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():
     config, _ = plan()
     decided = {"max_model_len": config.max_model_len, "num_blocks": config.num_blocks}
-    # A server bounds its queue by itself: a million tokens, five minutes.
-    bounds = {"max_num_queued_tokens": 2**20, "queue_timeout_s": 300.0}
+    # A server bounds its queue by itself: a million tokens, five minutes; and so its steps.
+    queue = {"max_num_queued_tokens": 2**20, "queue_timeout_s": 300.0}
+    bounds = {**queue, "step_timeout_s": 300.0}
     assert config == EngineConfig(**decided, **bounds)
 
 

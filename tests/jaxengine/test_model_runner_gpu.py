@@ -17,6 +17,7 @@ from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.rule_arrays import RuleLayout
 from jaxengine.step_programs import make_choose, make_forward, make_steps
+from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS
 
 ONE_LAYER = ModelConfig(
     family="qwen3",
@@ -60,9 +61,12 @@ def test_the_step_of_every_bucket_lowers_for_a_gpu(kernel):
         assert ("xla.gpu.triton" in program) == (kernel == "triton"), bucket
 
 
-@pytest.mark.skipif(
+needs_tools = pytest.mark.skipif(
     not TOOLS.exists(), reason="compiling for GPUs needs what `make gpu-tools` installs"
 )
+
+
+@needs_tools
 @pytest.mark.gpu_tools
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -81,9 +85,8 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
     # The decodes, their merge, and in mixed steps the prompts.
     per_layer = 3 if kind == "mixed" else 2
     assert step["attention_kernels"] == step["num_layers"] * per_layer
-    (path,) = tmp_path.glob("*.thunk_sequence_after_thunk_passes.txt")
-    thunks = path.read_text()
-    roots = re.findall(r"^\d+: (\w+)", thunks, re.MULTILINE)
+    thunks = thunk_sequence(tmp_path)
+    roots = roots_of(thunks)
     if kind == "decodes":
         # A loop whose body, with the choice of the tokens, is one graph.
         assert roots[-1] == "kWhile"
@@ -97,3 +100,47 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
         assert roots[2:] in (["kCustomKernel"], ["kCopy", "kCustomKernel"])
     else:
         assert roots == ["kCommandBuffer"]
+
+
+@needs_tools
+@pytest.mark.gpu_tools
+@pytest.mark.timeout(600)
+def test_two_gpus_exchange_sums_between_graphs(tmp_path):
+    step, choice = run_with_tools(tmp_path, "step", "triton", "decode", "2")
+    check_shared_step(step, 2)
+    # Two in each layer, and the embeddings.
+    assert step["collectives"] == {"all-reduce": 2 * 2 + 1}
+    # The logits; once more for those who want to know the model's own.
+    assert choice["collectives"] == {"all-gather": 2}
+    roots = roots_of(thunk_sequence(tmp_path))
+    assert roots.count("kCommandBuffer") == 2 * 2
+
+
+@needs_tools
+@pytest.mark.gpu_tools
+@pytest.mark.timeout(600)
+def test_the_exchanges_can_be_in_the_graph(tmp_path):
+    graphs = f"{LOOPS_IN_GRAPHS},+COLLECTIVES"
+    (step,) = run_with_tools(tmp_path, "step", "mosaic_gpu", "decode", "4", graphs=graphs)
+    check_shared_step(step, 4)
+    # The sums of four have an order.
+    assert step["collectives"] == {"all-to-all": 2 * 2, "all-gather": 2 * 2, "all-reduce": 1}
+    assert roots_of(thunk_sequence(tmp_path)) == ["kCommandBuffer"]
+
+
+def check_shared_step(step, num_gpus):
+    """A decode step of two layers, of which each GPU has some of the heads."""
+    assert step["aliased_bytes"] >= step["cache_bytes"] == (2 << 29) // num_gpus
+    assert step["cache_copies"] == 0
+    assert step["temporary_bytes"] < 256 << 20
+    assert step["attention_kernels"] == 2 * 2
+
+
+def thunk_sequence(folder):
+    """What the host launches, as XLA tells it; parts of a graph are indented."""
+    (path,) = folder.glob("*.thunk_sequence_after_thunk_passes.txt")
+    return path.read_text()
+
+
+def roots_of(thunks):
+    return re.findall(r"^\d+: (\w+)", thunks, re.MULTILINE)

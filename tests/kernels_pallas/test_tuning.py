@@ -43,7 +43,7 @@ def test_what_is_in_use_is_a_candidate_and_its_tile_crosses_no_split(
     [("h200", "triton"), ("a100", "triton"), ("l4", "triton"), ("h200", "mosaic_gpu")],
 )
 def test_every_entry_compiles_without_spills(gpu, kernel, tmp_path):
-    compiled = run_with_tools(tmp_path, "kernels", gpu, kernel)
+    compiled = run_with_tools(tmp_path, "kernels", kernel, gpu)
     head_dims = (64, 128, 256) if kernel == "triton" else (64, 128)
     assert len(compiled) >= 2 * len(head_dims)
     # Spills of the Triton backend fail its compilation. The other one tells.

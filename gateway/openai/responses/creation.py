@@ -185,9 +185,13 @@ def _with_format(body: ResponsesBody) -> ResponsesBody:
     if wanted is None:
         return body
     schema = None if wanted.type != "json_schema" else JsonSchemaFormat(schema=wanted.schema)
-    return msgspec.structs.replace(
-        body, response_format=ResponseFormat(type=wanted.type, json_schema=schema)
+    like_chat = ResponseFormat(
+        type=wanted.type,
+        json_schema=schema,
+        structures=wanted.structures,
+        triggers=wanted.triggers,
     )
+    return msgspec.structs.replace(body, response_format=like_chat)
 
 
 def _tool_choice(choice: str | ResponseToolChoice | None) -> str | ToolChoiceBody | None:

@@ -12,6 +12,7 @@ import msgspec
 from gateway.generation import Timing
 from gateway.openai.protocol import SamplingBody
 from gateway.openai.unsupported import COMMON_FIELDS
+from gateway.token_fields import StructuralTag
 
 __all__ = [
     "RESPONSE_FIELDS",
@@ -97,13 +98,15 @@ class ResponseToolChoice(msgspec.Struct, frozen=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the text must match: anything ("text"), "json_object", or a "json_schema"."""
+    """What the text must match: anything ("text"), or as in ResponseFormat."""
 
     type: str
     name: str | None = None
     description: str | None = None
     schema: dict[str, object] | None = None
     strict: bool | None = None
+    structures: list[StructuralTag] | None = None
+    triggers: list[str] | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True):

@@ -10,6 +10,9 @@ from gateway.openai.structure import structures_of_body
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
+TAG = {"begin": "<f=add>", "schema": SCHEMA, "end": "</f>"}
+TAGS = {"type": "structural_tag", "structures": [TAG], "triggers": ["<f=", "<f"]}
+
 
 def structure(**fields):
     body = msgspec.convert({"prompt": "x", **fields}, CompletionBody)
@@ -63,6 +66,23 @@ def test_any_object_is_a_schema_too(fields):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"response_format": TAGS}, "response_format"),
+        ({"structured_outputs": {"structural_tag": TAGS}}, "structured_outputs.structural_tag"),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps(TAGS)}},
+            "structured_outputs.structural_tag",
+        ),
+    ],
+)
+def test_tags_in_running_text_have_the_trigger_that_comes_first(fields, param):
+    found = structure(**fields)
+    assert (found.kind, found.param) == ("structural_tag", param)
+    assert json.loads(found.text) == [{"trigger": "<f", **TAG}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
@@ -74,6 +94,19 @@ def test_any_object_is_a_schema_too(fields):
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"response_format": {**TAGS, "structures": []}}, "response_format"),
+        ({"response_format": {**TAGS, "structures": [TAG] * 129}}, "response_format"),
+        ({"response_format": {**TAGS, "triggers": ["<f", ""]}}, "response_format"),
+        (
+            {"response_format": {**TAGS, "structures": [TAG, {**TAG, "begin": "f"}]}},
+            "response_format.structures[1].begin",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            "response_format.format",
+        ),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
         (
             {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
