@@ -146,7 +146,7 @@ class Speculation:
         self, output: SchedulerOutput, sampled: Sequence[int]
     ) -> Mapping[Request, Sequence[int]]:
         """Return the tokens after the first that each request gets by a finished step."""
-        if not any(item.is_draft for item in output.scheduled):
+        if not self._most or not any(item.is_draft for item in output.scheduled):
             return {}
         found: dict[Request, list[int]] = {}
         for item, token_id in zip(output.scheduled, sampled, strict=True):

@@ -265,6 +265,16 @@ def test_the_prefix_cache_remembers_what_was_accepted_and_no_more():
     assert again.num_cached_tokens == 8
 
 
+def test_a_token_that_was_sampled_but_not_computed_fills_no_cached_block():
+    loop = Guessing()
+    _, step = loop.with_drafts()
+    loop.take_in(step, 9, 1, 2)  # 9 is at the last place of the first block
+    loop.abort("a")
+    again = loop.add("b", (*PROMPT, 3, 9, 5))
+    loop.schedule()
+    assert again.num_cached_tokens == 0
+
+
 def test_accepted_tokens_are_charged_to_the_tenant_and_rejected_ones_not():
     services = {}
     for sampled in ((4, 1, 9), (9, 1, 2)):
