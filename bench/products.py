@@ -82,11 +82,11 @@ class Weights(NamedTuple):
     """A matrix of each layer, as one side wants them.
 
     Attributes:
-        values: packed in one array, or one for each layer.
+        values: of each layer, packed or not.
         scales: of eight bits, for each layer.
     """
 
-    values: jax.Array | list[jax.Array]
+    values: list[jax.Array]
     scales: list[jax.Array] | None = None
 
 
@@ -98,22 +98,18 @@ def _weights(plain: Sequence[NDArray[np.generic]], side: str) -> Weights:
         scales = [jnp.asarray(scale) for _, scale in quantized]
     if side == "xla":
         return Weights([jnp.asarray(w) for w in plain], scales)
-    shape = packed_shape(*plain[0].shape, dtype=plain[0].dtype, num_layers=len(plain))
-    packed = np.empty(shape, plain[0].dtype)
-    for place, w in zip(packed, plain, strict=True):
+    packed = [np.empty(packed_shape(*w.shape, dtype=w.dtype), w.dtype) for w in plain]
+    for (place,), w in zip(packed, plain, strict=True):
         pack(w, place)
-    return Weights(jnp.asarray(packed), scales)
+    return Weights([jnp.asarray(w) for w in packed], scales)
 
 
 def _multiply(x: jax.Array, weights: Weights, layer: int) -> jax.Array:
-    if isinstance(weights.values, list):
-        w = weights.values[layer]
-        return (
-            project(x, w) if weights.scales is None else int8.project(x, w, weights.scales[layer])
-        )
+    w = weights.values[layer]
     if weights.scales is None:
-        return projection.project(x, weights.values, layer)
-    return projection.project_int8(x, weights.values, weights.scales[layer], layer)
+        return project(x, w) if w.ndim == 2 else projection.project(x, w)
+    scale = weights.scales[layer]
+    return int8.project(x, w, scale) if w.ndim == 2 else projection.project_int8(x, w, scale)
 
 
 def _call(weights: Weights, count: int, x: jax.Array) -> Callable[[], object]:

@@ -1,5 +1,6 @@
 """From a model's files and an operator's wishes to an engine that is ready to start."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from jaxengine.config import (
 from jaxengine.device_mesh import DeviceMesh, open_mesh
 from jaxengine.engine_core import EngineCore
 from jaxengine.errors import ModelError
+from jaxengine.free_memory import fitting_blocks, free_bytes
 from jaxengine.kv_cache import kv_block_bytes, resolve_kv_cache_dtype
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
@@ -40,8 +42,11 @@ from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 __all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
 
-# The default of `kv_cache_memory_bytes`: enough for dozens of chats with a small model, little
-# enough for a laptop. Capped at a quarter of the memory.
+# Options that say how large the KV cache is.
+CACHE_SIZES = ("kv_cache_memory_bytes", "kv_cache_memory_share", "num_kv_blocks")
+
+# The default of `kv_cache_memory_bytes` where the device has the machine's memory: enough for
+# dozens of chats with a small model, little enough for a laptop. Capped at a quarter of the memory.
 DEFAULT_KV_CACHE_BYTES = 1 << 30
 
 Progress = Callable[[int, int], None]
@@ -56,7 +61,7 @@ class EngineOptions:
         kv_cache_memory_bytes: size of the KV cache, on each device.
         kv_cache_memory_share: the same as a share of the memory.
         num_kv_blocks: the same as the number of blocks that requests can use. At most one of the
-            three is given.
+            three is given. With none, a device with memory of its own is filled.
     """
 
     dtype: Dtype = "bfloat16"
@@ -90,9 +95,13 @@ class EngineOptions:
     num_step_records: int = 1024
     step_timeout_s: float | None = 300.0
 
+    @property
+    def sizes_cache(self) -> bool:
+        """Whether the operator says how large the KV cache is."""
+        return any(getattr(self, name) is not None for name in CACHE_SIZES)
+
     def __post_init__(self) -> None:
-        names = ("kv_cache_memory_bytes", "kv_cache_memory_share", "num_kv_blocks")
-        given = [name for name in names if getattr(self, name) is not None]
+        given = [name for name in CACHE_SIZES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"give only one of {' and '.join(given)}")
         share = self.kv_cache_memory_share
@@ -264,22 +273,42 @@ def build_engine(
     attention = _choose_attention(options, model)
     if group is not None:
         memory_bytes, programs_dir = group.least(memory_bytes), None
+    is_sized = options.sizes_cache or free_bytes(devices.devices) is None
     config, clamped_from = plan_engine(
-        options, shard, memory_bytes=memory_bytes, kernel=attention.kernel
+        options if is_sized else _with_one_request(options, model),
+        shard,
+        memory_bytes=memory_bytes if is_sized else sys.maxsize,
+        kernel=attention.kernel,
     )
     if group is not None:
         group.check_agreement(repr((model, replace(config, tenant_weights={}))))
     packed = _can_pack(config, attention)
     with ThreadPoolExecutor(1) as beside:
         # The device fills its memory, while the host arranges weights.
-        state = beside.submit(devices.new_state, shard, config)
+        state = beside.submit(devices.new_state, shard, config) if is_sized else None
         decoder = _load(checkpoint, model, devices, config, packed, weights_progress)
+    if not is_sized:
+        free = free_bytes(devices.devices) or 0
+        num_blocks = fitting_blocks(
+            decoder,
+            shard,
+            config,
+            devices,
+            free=free if group is None else group.least(free),
+            block_bytes=_block_bytes(options, shard, attention.kernel),
+        )
+        config, clamped_from = plan_engine(
+            replace(options, num_kv_blocks=num_blocks - 1),
+            shard,
+            memory_bytes=memory_bytes,
+            kernel=attention.kernel,
+        )
     runner = JaxModelRunner(
         decoder,
         shard,
         config,
         devices=devices,
-        state=state.result(),
+        state=None if state is None else state.result(),
         group=group,
         programs_dir=programs_dir,
     )
@@ -335,6 +364,12 @@ def _load(
         quantization=config.quantization,
         progress=progress,
     )
+
+
+def _with_one_request(options: EngineOptions, model: ModelConfig) -> EngineOptions:
+    """Return the options for a cache of one request of the full length."""
+    max_model_len = options.max_model_len or model.max_position_embeddings
+    return replace(options, num_kv_blocks=-(-max_model_len // options.block_size))
 
 
 def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoice:

@@ -58,6 +58,18 @@ class DeviceMesh:
             )
         return self._allocate()
 
+    def describe_state(self, shard: ModelConfig, config: EngineConfig) -> DeviceState:
+        """Return the shapes of `new_state`, of which nothing is allocated."""
+        state = jax.eval_shape(partial(new_device_state, shard, config))
+        if self._mesh is None:
+            return state
+
+        def join(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            shape = (self.num_devices * x.shape[0], *x.shape[1:])
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=self.weights_sharding)
+
+        return DeviceState(jax.tree.map(join, state.kv_cache), self.describe(state.last_token))
+
     def replicate[T](self, arrays: T) -> T:
         """Return a tree of arrays that lie on the first device so that they lie on all."""
         if self._mesh is None:

@@ -154,10 +154,16 @@ def run_mlp_half(
     is_gelu: bool,
     adds: bool,
 ) -> Float[Array, "T D"]:
-    """Run norm, gate, up and down; the arguments are those of `run_attention_half`.
+    """Run norm, gate, up and down.
 
     Args:
+        x_TD: as of run_attention_half.
+        weights: of all layers.
+        batch: as of run_attention_half.
+        layer: likewise.
+        eps: of the norm.
         is_gelu: the gate is a GELU, by tanh, instead of a SiLU.
+        adds: as of run_attention_half.
     """
     call = jax.ffi.ffi_call(
         MLP_HALF,

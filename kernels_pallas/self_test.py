@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kernels_pallas import int8, native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
+from kernels_pallas.layer_self_test import find_layer_fault
 from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
 from kernels_pallas.projection import pack, packed_shape, project, project_int8
 from kernels_pallas.ragged_paged_attention import (
@@ -214,9 +215,9 @@ def main(library: str) -> None:
     instructions = native.load(Path(library))
     found = [find_fault(dtype) for dtype in get_args(KVCacheDtype)]
     found.append(find_fault("float32", sliding_window=WINDOW, soft_cap=SOFT_CAP))
-    found.append(find_int8_fault())
+    found += [find_int8_fault(), find_layer_fault("int8", is_plain=False)]
     if instructions in BF16_INSTRUCTIONS:
-        found.append(find_projection_fault())
+        found += [find_projection_fault(), find_layer_fault("bfloat16")]
     faults = [fault for fault in found if fault is not None]
     if faults:
         sys.stderr.write("error: " + "; ".join(faults) + "\n")

@@ -5,7 +5,6 @@ Letters: T packed tokens, N query heads, K kv heads, H head dim, D model, F hidd
 
 import math
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax

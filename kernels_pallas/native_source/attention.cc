@@ -143,11 +143,13 @@ std::vector<Item> plan(const Step& step, int64_t* work) {
 
 template <class Multiplier>
 void add_items(Phases& phases, const Step& step, std::vector<Item> items, Failure& failure) {
-  const int64_t total = items.size();
+  // A thread takes some that follow each other, so that it knows what comes next.
+  const int64_t total = items.size(), run = std::max<int64_t>(1, std::min<int64_t>(16, total / 12));
   const auto shared = std::make_shared<const std::vector<Item>>(std::move(items));
-  phases.add(total, [=, &failure] {
-    return [shared, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index) {
-      (*worker)((*shared)[index]);
+  phases.add((total + run - 1) / run, [=, &failure] {
+    return [=, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index) {
+      const Item* items = shared->data();
+      (*worker)(items + index * run, items + std::min((index + 1) * run, total));
     };
   });
 }

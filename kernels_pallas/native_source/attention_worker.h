@@ -74,8 +74,34 @@ class Worker {
     gathered_ = (uint32_t*)(memory + gathered);
   }
 
-  void operator()(const Item& item) {
+  // Items [first, end), one after the other. Blocks lie anywhere in memory: those of the next tile
+  // are asked for while this one is computed.
+  void operator()(const Item* first, const Item* end) {
     if (!has_memory_) return;
+    if (first < end) fetch(*first, span(*first).begin, 0), fetch(*first, span(*first).begin, 1);
+    for (const Item* item = first; item < end; ++item) attend(*item, item + 1 < end ? item + 1 : nullptr);
+  }
+
+ private:
+  using Left = typename Multiplier::Left;
+  // Numbers in a word of an operand of the products.
+  static constexpr int PER_WORD = Left::PER_WORD;
+
+  // The context tokens [begin, end) that an item sees, from the beginning of a tile on.
+  struct Span {
+    int begin, end;
+  };
+
+  Span span(const Item& item) const {
+    const int queries = step_.batch.starts[item.sequence + 1] - step_.batch.starts[item.sequence];
+    const int position = step_.batch.lengths[item.sequence] - queries;
+    const int64_t hidden = position + item.first_row / step_.group + 1 - step_.options.window;
+    return {(int)std::max<int64_t>(hidden, 0) / KV_TILE * KV_TILE,
+            position + (item.end_row - 1) / step_.group + 1};
+  }
+
+  // `next` is the item that comes then, or null.
+  void attend(const Item& item, const Item* next) {
     const int start = step_.batch.starts[item.sequence];
     const int num_queries = step_.batch.starts[item.sequence + 1] - start;
     const int first_position = step_.batch.lengths[item.sequence] - num_queries;
@@ -89,17 +115,36 @@ class Worker {
     }
     std::fill_n(totals_, rows * LANES, 0.0f);
     std::fill_n(sums_, (int64_t)rows * step_.cache.padded_dim, 0.0f);
-    const int begin = hidden_[0] / KV_TILE * KV_TILE;
-    for (int first = begin; first < visible_[rows - 1]; first += KV_TILE) {
-      visit(item, rows, first, std::min(KV_TILE, visible_[rows - 1] - first));
+    const auto [begin, end] = span(item);
+    for (int first = begin; first < end; first += KV_TILE) {
+      if (first + KV_TILE < end)
+        visit(item, rows, first, std::min(KV_TILE, end - first), &item, first + KV_TILE);
+      else
+        visit(item, rows, first, end - first, next, next == nullptr ? 0 : span(*next).begin);
     }
     store_sums(item, start);
   }
 
- private:
-  using Left = typename Multiplier::Left;
-  // Numbers in a word of an operand of the products.
-  static constexpr int PER_WORD = Left::PER_WORD;
+  // Asks for the keys (0) or values (1) of the tile that begins with token `first`.
+  void fetch(const Item& item, int first, int which) const {
+    const int count = std::min(KV_TILE, span(item).end - first);
+    const int32_t* table = block_table(item, first);
+    const int64_t bytes = block_numbers() * step_.reading.bytes;
+    for (int block = 0; block * step_.cache.block_size < count; ++block) {
+      const char* from = step_.cache.data + block_index(item, table[block], which) * bytes;
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
+    }
+  }
+
+  const int32_t* block_table(const Item& item, int first) const {
+    return step_.batch.tables + (int64_t)item.sequence * step_.batch.table_width +
+           first / step_.cache.block_size;
+  }
+
+  // Index of (block, K or V, head).
+  int64_t block_index(const Item& item, int32_t block, int which) const {
+    return ((step_.cache.first_block + block) * 2 + which) * step_.cache.kv_heads + item.kv_head;
+  }
 
   int64_t block_numbers() const { return (int64_t)step_.cache.block_size * step_.cache.padded_dim; }
   int64_t block_words() const { return block_numbers() / PER_WORD; }
@@ -133,15 +178,14 @@ class Worker {
     return to;
   }
 
-  // Add a tile: context tokens [first, first + count).
-  void visit(const Item& item, int rows, int first, int count) {
+  // Add a tile: context tokens [first, first + count). What comes next is the tile of `next` that
+  // begins with token `next_first`.
+  void visit(const Item& item, int rows, int first, int count, const Item* next, int next_first) {
+    if (next != nullptr) fetch(*next, next_first, 0);
     const int num_blocks = (count + step_.cache.block_size - 1) / step_.cache.block_size;
-    const int32_t* table =
-        step_.batch.tables + (int64_t)item.sequence * step_.batch.table_width + first / step_.cache.block_size;
+    const int32_t* table = block_table(item, first);
     for (int block = 0; block < num_blocks; ++block) {
-      // Index of (block, K, head); V is kv_heads further.
-      const int64_t keys =
-          (step_.cache.first_block + table[block]) * 2 * step_.cache.kv_heads + item.kv_head;
+      const int64_t keys = block_index(item, table[block], 0);
       key_blocks_[block] = operand(keys, block);
       value_blocks_[block] = operand(keys + step_.cache.kv_heads, max_blocks() + block);
       if (step_.reading.scaled) {
@@ -153,6 +197,7 @@ class Worker {
     score(rows, num_blocks, columns);
     for (int row = 0; row < rows; ++row)
       weigh(row, hidden_[row] - first, visible_[row] - first, columns);
+    if (next != nullptr) fetch(*next, next_first, 1);
     const int dim = step_.cache.padded_dim;
     const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE), dim,
                       dim, false};

@@ -75,6 +75,8 @@ void begin(const FloatBuffer& x, float* out, bool adds) {
   if (!adds) std::memset(out, 0, x.size_bytes());  // padding is finite
 }
 
+ffi::Error no_layer() { return ffi::Error::InvalidArgument("there are no weights for this layer"); }
+
 ffi::Error no_memory() {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for a layer");
 }
@@ -92,6 +94,7 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
     return ffi::Error::InvalidArgument("the cache was copied");
   if (!is_cache_dtype(dtype)) return ffi::Error::InvalidArgument("the KV cache has no such dtype");
   const int64_t layer = layer_index.typed_data()[0];
+  if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
   const auto shape = x.dimensions();
   const int64_t tokens = tokens_of(starts, shape[0]), width = shape[1];
   const auto scales = more.get<ffi::AnyBuffer>(0);
@@ -154,6 +157,7 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, Integers starts, Intege
                     ffi::AnyBuffer down_w, FloatBuffer down_scales, ffi::ResultBuffer<ffi::F32> out,
                     float eps, bool is_gelu, bool adds) {
   const int64_t layer = layer_index.typed_data()[0];
+  if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
   const auto shape = x.dimensions();
   const int64_t tokens = tokens_of(starts, shape[0]), width = shape[1];
   return with_product(gate_up_w, [&](auto product) {

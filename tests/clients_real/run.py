@@ -106,14 +106,15 @@ def _environment(name):
     if name in LIGHT:
         pins = PINS / f"{name}.txt"
         packages, wanted = ["--no-deps", "--require-hashes", "-r", pins], pins.read_text("utf-8")
-    else:
+        packages += ["--only-binary", ":all:"]
+    else:  # some of what they need is published as source only
         packages, wanted = [HEAVY[name]], HEAVY[name]
     if not done.exists() or done.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         # Our pip will do for all of them; to give each its own takes longer than most installs.
         install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-        install += ["--disable-pip-version-check", "--only-binary", ":all:"]
+        install += ["--disable-pip-version-check"]
         subprocess.run([*install, *packages], check=True)
         done.write_text(wanted, encoding="utf-8")
     return python

@@ -14,9 +14,9 @@ from kernels_pallas.projection import packed_shape, project_int8
 
 
 @jax.jit
-def run(x, w, scales, layer=0):
+def run(x, w, scales):
     """Multiply with weights as they are, or packed."""
-    return project(x, w, scales) if w.ndim == 2 else project_int8(x, w, scales, layer)
+    return project(x, w, scales) if w.ndim == 2 else project_int8(x, w, scales)
 
 
 F32 = np.float32
@@ -34,10 +34,9 @@ def numbers(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape, F32)
 
 
-def pack(*layers):
-    packed = np.empty(packed_shape(*layers[0].shape, dtype="int8", num_layers=len(layers)), "int8")
-    for values, place in zip(layers, packed, strict=True):
-        pack_into(values, place)
+def pack(values):
+    packed = np.empty(packed_shape(*values.shape, dtype="int8"), "int8")
+    pack_into(values, packed[0])
     return packed
 
 
@@ -147,16 +146,6 @@ def test_activations_may_have_another_type(native):
     expected = exact(x.astype(F32), values, scales)
     for w in (values, pack(values)):
         np.testing.assert_array_equal(run(x, w, scales), expected)
-
-
-def test_of_several_layers_the_one_that_is_named_is_multiplied_with(native):
-    x = numbers(0, 9, 64)
-    layers = [quantize(numbers(seed, 32, 64)) for seed in range(3)]
-    packed = pack(*(values for values, _ in layers))
-    for index, (values, scales) in enumerate(layers):
-        np.testing.assert_array_equal(run(x, packed, scales, index), exact(x, values, scales))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="no weights for this layer"):
-        run(x, packed, layers[0][1], 3).block_until_ready()
 
 
 def test_sizes_that_do_not_fit_are_named():

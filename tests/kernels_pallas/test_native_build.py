@@ -202,6 +202,6 @@ def test_a_program_that_is_not_there_cannot_be_started():
 
 
 def test_the_block_sizes_are_those_of_the_source():
-    source = (native_build.SOURCE_DIR / "attention.h").read_text()
+    source = (native_build.SOURCE_DIR / "attention_worker.h").read_text()
     assert f"constexpr int KV_TILE = {max(NATIVE_BLOCK_SIZES)};" in source
     assert f"constexpr int MIN_BLOCK_SIZE = {min(NATIVE_BLOCK_SIZES)};" in source

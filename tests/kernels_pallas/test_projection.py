@@ -19,10 +19,9 @@ from kernels_pallas.projection import (
 run = jax.jit(project)
 
 
-def packed_of(*layers):
-    packed = np.empty(packed_shape(*layers[0].shape, num_layers=len(layers)), layers[0].dtype)
-    for w, place in zip(layers, packed, strict=True):
-        pack(w, place)
+def packed_of(w):
+    packed = np.empty(packed_shape(*w.shape), w.dtype)
+    pack(w, packed[0])
     return packed
 
 
@@ -89,27 +88,14 @@ def test_a_token_has_the_same_bits_whatever_it_is_computed_with(num_outputs, num
         np.testing.assert_array_equal(run(x[start:end], packed), whole[start:end])
 
 
-def test_of_several_layers_the_one_that_is_named_is_multiplied_with(native):
-    x, layers = numbers(0, 5, 64), [numbers(layer, 96, 64) for layer in range(3)]
-    packed = packed_of(*layers)
-    for layer, w in enumerate(layers):
-        np.testing.assert_array_equal(run(x, packed, layer), run(x, packed_of(w)))
-
-
-@pytest.mark.parametrize("layer", [-1, 2])
-def test_a_layer_that_is_not_there_is_refused(layer, native):
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no weights for this layer"):
-        run(numbers(0, 5, 32), packed_of(*numbers(1, 2, 32, 32)), layer).block_until_ready()
+def test_weights_of_several_layers_are_refused():
+    with pytest.raises(ValueError, match="weights of 2 layers are no single product's"):
+        project(jnp.zeros((2, 32)), jnp.zeros(packed_shape(32, 32, num_layers=2)))
 
 
 def through_norm(x, scale, eps):
     x = x.astype(np.float64)
     return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * scale
-
-
-def through_gate(x):
-    gate, up = np.split(x.astype(np.float64), 2, axis=1)
-    return gate / (1 + np.exp(-gate)) * up
 
 
 def rounded_product(x, w):
@@ -132,30 +118,15 @@ def test_rows_go_through_a_norm_first(num_tokens, native):
     assert np.abs(out - expected).mean() < 1e-3
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5, 33, 300])
-def test_rows_go_through_a_gate_first(num_tokens, native):
-    random = np.random.default_rng(3)
-    x = (random.standard_normal((num_tokens, 192)) * 3).astype(np.float32)
-    x[0, :4] = 0, 200, -200, -88  # where e ** x leaves what f32 can hold
-    w = numbers(1, 64, 96)
-    out = jax.jit(lambda x, w: project(x, w, gated=True))(x, packed_of(w))
-    expected = rounded_product(through_gate(x), w)
-    assert (np.abs(out - expected) <= 0.1 * (1 + np.abs(expected))).all()
-    assert np.abs(out - expected).mean() < 1e-2
-
-
 def test_rows_are_prepared_alike_whatever_they_are_computed_with(native):
     random = np.random.default_rng(4)
     x = random.standard_normal((300, 192)).astype(np.float32)
-    wide, narrow = packed_of(numbers(1, 64, 192)), packed_of(numbers(1, 64, 96))
+    packed = packed_of(numbers(1, 64, 192))
     norm = RowNorm(jnp.asarray(random.uniform(0.5, 2, 192), jnp.float32), 1e-5)
-    for call in (
-        jax.jit(lambda x: project(x, wide, norm=norm)),
-        jax.jit(lambda x: project(x, narrow, gated=True)),
-    ):
-        whole = np.asarray(call(x))
-        for start, end in ((0, 1), (299, 300), (3, 5), (10, 43), (100, 229)):
-            np.testing.assert_array_equal(call(x[start:end]), whole[start:end])
+    call = jax.jit(lambda x: project(x, packed, norm=norm))
+    whole = np.asarray(call(x))
+    for start, end in ((0, 1), (299, 300), (3, 5), (10, 43), (100, 229)):
+        np.testing.assert_array_equal(call(x[start:end]), whole[start:end])
 
 
 def test_a_norm_that_does_not_fit_is_named():

@@ -1,15 +1,12 @@
 """The decoder against Hugging Face's logits, and against itself in other buckets."""
 
-import jax
 import numpy as np
 import pytest
 
-from attention_kernels import can_project, ready_kernel
+from decoder_bits import check_bits
 from engine_builder import (
     Computed,
-    RandomCheckpoint,
     decoder_of,
-    packed_decoder,
     random_decoder,
     tiny_decoder,
 )
@@ -76,94 +73,6 @@ def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(
     dtype, kv_cache_dtype, changes
 ):
     check_bits(*random_decoder(dtype, **changes), kv_cache_dtype)
-
-
-def test_packed_layers_in_a_loop_have_the_same_bits_in_every_cut_and_bucket():
-    if not can_project():
-        pytest.skip("no compiler here, or no instructions for bfloat16")
-    check_bits(*packed_decoder(), "bfloat16")
-
-
-def test_packed_layers_of_eight_bits_have_the_same_bits_in_every_cut_and_bucket():
-    if ready_kernel() != "native":
-        pytest.skip("no compiler here")
-    check_bits(*packed_decoder(quantization="int8"), "bfloat16")
-
-
-def check_bits(decoder, model, kv_cache_dtype):
-    """Logits and cache of a text that is computed whole, token by token, and in other pieces."""
-    token_ids = np.random.default_rng(1).integers(0, model.vocab_size, 150).tolist()
-
-    def compute(cut, **bucket):
-        computed = Computed(decoder, model, kv_cache_dtype, max_len=160)
-        logits, start = [], 0
-        for size in cut:
-            logits.append(computed.step(token_ids[start : start + size], start, **bucket))
-            start += size
-        # Block 0 of each layer takes the padding; nobody reads it.
-        arrays = [
-            np.asarray(array.astype("float32")).reshape(model.num_layers, -1, *array.shape[1:])
-            for array in jax.tree.leaves(computed.kv_cache)
-        ]
-        return np.concatenate(logits), [array[:, 1:] for array in arrays]
-
-    whole = compute([150], num_tokens=160, num_seqs=8)
-    for cut, bucket in [
-        ([1] * 150, {"num_tokens": 8, "num_seqs": 8}),
-        ([64, 1, 1, 3, 65, 16], {"num_tokens": 100, "num_seqs": 20}),
-    ]:
-        logits, cache = compute(cut, **bucket)
-        np.testing.assert_array_equal(logits, whole[0])
-        for array, expected in zip(cache, whole[1], strict=True):
-            np.testing.assert_array_equal(array, expected)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        # A loop of one layer without a window, and one of two with it.
-        {
-            "model_type": "qwen3",
-            "num_hidden_layers": 3,
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "max_window_layers": 1,
-        },
-    ],
-    ids=["plain", "windows"],
-)
-def test_packed_weights_give_the_same_logits(changes):
-    if not can_project():
-        pytest.skip("no compiler here, or no instructions for bfloat16")
-    checkpoint = RandomCheckpoint(vocab_size=320, **{**THREES, **changes})
-    token_ids = np.random.default_rng(0).integers(0, 320, 40).tolist()
-    plain, packed = (
-        Computed(*decoder_of(checkpoint, "bfloat16", packed=packed), "bfloat16", max_len=64).step(
-            token_ids, 0, num_tokens=64, num_seqs=8
-        )
-        for packed in (False, True)
-    )
-    # The same products, summed in another order; a sum may then round to another bfloat16.
-    np.testing.assert_allclose(packed[:40], plain[:40], rtol=0, atol=0.02 * np.abs(plain).max())
-    assert (packed[:40].argmax(-1) == plain[:40].argmax(-1)).mean() > 0.9
-
-
-def test_packed_weights_of_eight_bits_give_the_same_logits():
-    if ready_kernel() != "native":
-        pytest.skip("no compiler here")
-    checkpoint = RandomCheckpoint(vocab_size=320, intermediate_size=128, **THREES)
-    token_ids = np.random.default_rng(0).integers(0, 320, 40).tolist()
-    plain, packed = (
-        Computed(
-            *decoder_of(checkpoint, "bfloat16", packed=packed, quantization="int8"),
-            "bfloat16",
-            max_len=64,
-        ).step(token_ids, 0, num_tokens=64, num_seqs=8)
-        for packed in (False, True)
-    )
-    # The products have the same bits; what lies between is compiled into one program or another.
-    np.testing.assert_allclose(packed, plain, rtol=0, atol=0.002 * np.abs(plain).max())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
