@@ -163,6 +163,7 @@ class Prophet:
 def test_guessed_tokens_change_nothing(name, monkeypatch):
     warm = RUNNERS[name]()
     prompts, params = eight_prompts(warm.model.vocab_size), sampling_mix(24)
+    compiles_before = warm.runner.compiles_after_ready
     alone = run_alone(warm, prompts, params)
     # Without prophecies these would hardly ever come true.
     Prophet.answers = dict(zip(prompts, alone, strict=True))
@@ -178,7 +179,7 @@ def test_guessed_tokens_change_nothing(name, monkeypatch):
     for index in (1, 3, 6):
         assert session.run([prompts[index]], [params[index]]) == [alone[index]]
     assert session.stats.num_steps < 3 * 12
-    assert session.stats.compiles_after_ready == 0
+    assert warm.runner.compiles_after_ready == compiles_before
 
 
 @pytest.mark.parametrize("name", RUNNERS)
