@@ -30,7 +30,7 @@ from bench.gpu_tuning import rank_configs
 from bench.report import open_console, print_rows, write_json
 from jaxengine.config import BatchingMode
 from kernels_pallas.gpu_choice import GPU_KERNELS, GpuUse, find_gpu_fault
-from kernels_pallas.gpu_graphs import put_loops_into_graphs
+from kernels_pallas.gpu_graphs import prepare_for_gpu
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCacheDtype
 
@@ -333,7 +333,7 @@ def _measure_model(
 )
 def gpu(*, dry_run: bool, seconds: float | None, output: Path) -> None:
     """Measure headrace on this machine's GPU."""
-    put_loops_into_graphs(os.environ)
+    prepare_for_gpu(os.environ)
     if not dry_run and jax.default_backend() != "gpu":
         raise click.ClickException("JAX sees no GPU here; --dry-run needs none")
     plan = DRY if dry_run else FULL

@@ -60,7 +60,7 @@ class DeviceMesh:
 
     def describe_state(self, shard: ModelConfig, config: EngineConfig) -> DeviceState:
         """Return the shapes of `new_state`, of which nothing is allocated."""
-        state = jax.eval_shape(partial(new_device_state, shard, config))
+        state: DeviceState = jax.eval_shape(partial(new_device_state, shard, config))
         if self._mesh is None:
             return state
 

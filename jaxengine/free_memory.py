@@ -66,8 +66,10 @@ def fitting_blocks(
             f"and two KV blocks {2 * block_bytes}. A smaller max_num_batched_tokens or "
             "max_num_seqs makes steps smaller"
         )
+    # A context that any cache holds: it is the number of blocks that may be impossible.
+    sized = replace(config, num_blocks=num_blocks, max_model_len=config.block_size)
     try:
-        jax.eval_shape(lambda: new_device_state(model, replace(config, num_blocks=num_blocks)))
+        jax.eval_shape(lambda: new_device_state(model, sized))
     except ValueError:
         # The size that a kernel cannot address ends at twice the one where it begins.
         return num_blocks // 2

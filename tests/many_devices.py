@@ -210,6 +210,14 @@ def built() -> dict[str, Any]:
         "weights": engine.memory.weights,
         "kv_cache": engine.memory.kv_cache,
         "vocab_size": engine.engine.limits.vocab_size,
+        "is_described": jax.tree.map(
+            lambda x: (x.shape, x.dtype, x.sharding),
+            engine.devices.describe_state(engine.shard, engine.config),
+        )
+        == jax.tree.map(
+            lambda x: (x.shape, x.dtype, x.sharding),
+            engine.devices.new_state(engine.shard, engine.config),
+        ),
         "heads": [engine.model.num_heads, engine.shard.num_heads],
     }
 

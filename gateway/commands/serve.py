@@ -48,7 +48,7 @@ from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.processes import ProcessGroup, ProcessOptions
 from jaxengine.weights.checkpoint import open_checkpoint
 from jaxengine.weights.source import DEFAULT_ALIAS, cache_dir, resolve_model
-from kernels_pallas.gpu_graphs import put_loops_into_graphs
+from kernels_pallas.gpu_graphs import prepare_for_gpu
 
 __all__ = ["device_memory_bytes", "serve"]
 
@@ -69,7 +69,7 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
     Every option can be set as HEADRACE_<OPTION> in the environment.
     """
     start_s = time.monotonic()
-    put_loops_into_graphs(os.environ)
+    prepare_for_gpu(os.environ)
     configure_logging(options["log_level"], options["log_format"])
     # JAX tells at length which accelerators it did not find; `headrace doctor` says it better.
     logging.getLogger("jax").setLevel(logging.WARNING)

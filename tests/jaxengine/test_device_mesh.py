@@ -120,6 +120,10 @@ def test_an_engine_counts_the_memory_of_one_device(two):
     assert facts["heads"] == [4, 2]
 
 
+def test_a_state_is_described_as_it_would_be_allocated(two):
+    assert two["built"]["is_described"]
+
+
 def test_more_devices_than_there_are_are_refused_and_said_how_to_try():
     number = len(jax.devices()) + 1
     with pytest.raises(ValueError, match=f"tensor_parallel_size {number} needs as many devices"):

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS, put_loops_into_graphs
+from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS, prepare_for_gpu
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,21 @@ from kernels_pallas.gpu_graphs import LOOPS_IN_GRAPHS, put_loops_into_graphs
 )
 def test_xla_is_told_where_there_is_a_gpu_and_nobody_decided_otherwise(before, after, tmp_path):
     environment = {} if before is None else {"XLA_FLAGS": before}
-    put_loops_into_graphs(environment, nvidia_driver=tmp_path / "none")
+    prepare_for_gpu(environment, nvidia_driver=tmp_path / "none")
     assert environment.get("XLA_FLAGS") == before
-    put_loops_into_graphs(environment, nvidia_driver=tmp_path)
+    prepare_for_gpu(environment, nvidia_driver=tmp_path)
     assert environment["XLA_FLAGS"] == after
+
+
+def test_most_of_the_memory_is_taken_unless_somebody_decided_otherwise(tmp_path):
+    environment = {}
+    prepare_for_gpu(environment, nvidia_driver=tmp_path / "none")
+    assert environment == {}
+    prepare_for_gpu(environment, nvidia_driver=tmp_path)
+    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.90"
+    environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5"}
+    prepare_for_gpu(environment, nvidia_driver=tmp_path)
+    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
 
 
 def test_xla_knows_the_flag():
