@@ -247,6 +247,11 @@ class _EngineCollector(Collector):
         )
         yield self._counter("engine_steps", "Passes of the engine.", stats.num_steps)
         yield self._counter("engine_busy_seconds", "Time with a step in flight.", stats.step_busy_s)
+        yield self._counter(
+            "device_idle_seconds",
+            "Time without a step on the device while there were requests.",
+            stats.device_idle_s,
+        )
         yield self._counter("step_failures", "Steps that raised.", stats.num_step_failures)
         yield self._counter("engine_stalls", "Times that no step ended for long.", stats.num_stalls)
         yield self._wasted_slots(stats)

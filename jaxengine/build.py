@@ -379,6 +379,7 @@ def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoic
         device=jax.devices()[0].device_kind,
         kv_cache_dtype=resolve_kv_cache_dtype(options.kv_cache_dtype, options.dtype),
         head_dim=model.head_dim,
+        is_plain=model.sliding_window is None and model.attention_soft_cap is None,
     )
     choice = choose_kernel(
         options.attention_kernel,

@@ -133,6 +133,7 @@ class EngineCore:
         self._in_flight: deque[_Step] = deque()  # oldest first; not taken in yet
         self._failures_in_a_row = 0
         self._busy_since_s = 0.0
+        self._idle_since_s: float | None = None  # with nothing in flight, though there is work
         self._step_busy_s = 0.0
         self._num_step_failures = 0
         self._meter = StepMeter()
@@ -162,11 +163,9 @@ class EngineCore:
         """
         now_s = self._clock()
         if self._in_flight:
-            predicted_s = 0.0
-            for step in self._in_flight:
-                if step.launched is None or step.launched.predicted_s is None:
-                    return 0.0
-                predicted_s += step.launched.predicted_s
+            predicted_s = self._predict_in_flight()
+            if predicted_s is None:
+                return 0.0
             begins_at_s = self._launch_timer.begins_at_s(self._busy_since_s, predicted_s)
             return max(0.0, begins_at_s - now_s)
         event_s = self._scheduler.next_event_s(now_s)
@@ -178,6 +177,8 @@ class EngineCore:
         return records
 
     def add(self, request: Request) -> None:
+        if not self.has_work:
+            self._idle_since_s = None
         self._scheduler.add(request)
 
     def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
@@ -250,6 +251,7 @@ class EngineCore:
             num_predicted_steps=meter.num_predicted_steps,
             step_prediction_error_s=meter.step_prediction_error_s,
             step_busy_s=self._step_busy_s,
+            device_idle_s=meter.device_idle_s,
             iteration_tokens=tuple(meter.iteration_tokens),
             iteration_tokens_sum=meter.iteration_tokens_sum,
             padded_tokens=meter.padded_tokens,
@@ -263,6 +265,7 @@ class EngineCore:
         """Schedule a step, or several, and start them on the device; return how many."""
         first = len(self._in_flight)
         running = self._in_flight[-1].handle if first else None
+        done_s = self._predict_done_s() if first else None
         ahead = schedule_ahead(
             self._scheduler,
             now_s,
@@ -276,9 +279,15 @@ class EngineCore:
         if not first:
             self._busy_since_s = now_s
         handles = self._runner.execute(map(self._note, chain([output], ahead)))
+        was_late = running is not None and running.is_done()
         if running is not None:
-            self._launch_timer.note(was_late=running.is_done())
+            self._launch_timer.note(was_late=was_late)
         launched_s = self._clock()
+        if was_late:
+            self._idle_since_s = done_s
+        if self._idle_since_s is not None:
+            self._meter.device_idle_s += max(0.0, launched_s - self._idle_since_s)
+            self._idle_since_s = None
         for index, handle in enumerate(handles):
             step = self._in_flight[first + index]
             step.handle = handle
@@ -286,6 +295,22 @@ class EngineCore:
             if len(handles) == self._config.decode_steps:
                 step.num_together = len(handles) - index
         return len(handles)
+
+    def _predict_done_s(self) -> float | None:
+        """Return when the steps in flight should be done: nobody looks when they are."""
+        predicted_s, oldest = self._predict_in_flight(), self._in_flight[0].launched
+        if predicted_s is None or oldest is None:
+            return None
+        return self._meter.device_start_s(oldest) + predicted_s
+
+    def _predict_in_flight(self) -> float | None:
+        """Return what all steps in flight should take together; None if that is not known."""
+        predicted_s = 0.0
+        for step in self._in_flight:
+            if step.launched is None or step.launched.predicted_s is None:
+                return None
+            predicted_s += step.launched.predicted_s
+        return predicted_s
 
     def _note(self, output: SchedulerOutput) -> SchedulerOutput:
         """Count a step as in flight before it is launched, so that a failing one is charged."""
@@ -330,6 +355,8 @@ class EngineCore:
         self._records.append(record)
         if self._step_times is not None:
             self._step_times.observe(step.output.work, record.duration_s)
+        if len(self._in_flight) == 1 and self._scheduler.has_requests:
+            self._idle_since_s = now_s
         return outputs
 
     def _recover(self, error: Exception) -> list[RequestOutput]:
@@ -351,6 +378,7 @@ class EngineCore:
             for item in step.output.scheduled
         }
         self._in_flight.clear()
+        self._idle_since_s = None
         outputs = self._scheduler.fail(list(affected.values()), STEP_FAILED, now_s)
         self._runner.reset()
         return outputs

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxengine.batch_layout import ChoiceBatch
 from jaxengine.logit_rules import apply_rules
@@ -29,6 +29,8 @@ def next_tokens(
     pending_S: Int[Array, "S"],
     *,
     compute_logits: Callable[[], Array],
+    wanted_S: Bool[Array, "S"],
+    native: bool,
 ) -> tuple[Int[Array, "S"], Int[Array, "S F"]]:
     """Return a token for each sequence, and its log-probabilities (zeros if nobody wants any).
 
@@ -38,6 +40,8 @@ def next_tokens(
         arrays: rules of the sequences.
         pending_S: the last token of each sequence that the host does not know; -1 if it does.
         compute_logits: returns `logits_SV` once more.
+        wanted_S: as of `sample`.
+        native: likewise.
     """
     num_seqs = logits_SV.shape[0]
     sampling, rules = batch.sampling, batch.rules
@@ -60,7 +64,7 @@ def next_tokens(
     ruled_SV = lax.cond(
         any_scores | rules.any_masked | sampling.any_suppressed, changed, lambda: logits_SV
     )
-    sampled_S = sample(ruled_SV, sampling)
+    sampled_S = sample(ruled_SV, sampling, wanted_S=wanted_S, native=native)
 
     def told() -> Array:
         # Masks leave the logit of a token that is sampled in spite of them as it was.

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxengine.batch_layout import SamplingBatch
 from jaxengine.models.layers import project, row_sum
+from kernels_pallas import native_sampling
 
 __all__ = ["NUM_CANDIDATES", "REMOVED", "sample", "suppress"]
 
@@ -26,11 +27,34 @@ NUM_CANDIDATES = 256
 REMOVED = -1e30
 
 
-def sample(logits_SV: Float[Array, "S V"], sampling: SamplingBatch) -> Int[Array, "S"]:
+def sample(
+    logits_SV: Float[Array, "S V"],
+    sampling: SamplingBatch,
+    *,
+    wanted_S: Bool[Array, "S"],
+    native: bool,
+) -> Int[Array, "S"]:
     """Return one token id per sequence; rows with temperature 0 get their first largest logit.
 
     It does not look at `suppressed_ids`.
+
+    Args:
+        logits_SV: of every sequence.
+        sampling: how they are chosen.
+        wanted_S: sequences whose token matters.
+        native: draw by the native library, which draws from the same distribution, with other
+            random numbers.
     """
+    if native:
+        return native_sampling.sample(
+            logits_SV,
+            temperature_S=sampling.temperature,
+            top_k_S=sampling.top_k,
+            top_p_S=sampling.top_p,
+            min_p_S=sampling.min_p,
+            uniform_S=jax.vmap(_uniform)(sampling.seed, sampling.position),
+            wanted_S=wanted_S,
+        )
     greedy_S = _first_largest(logits_SV)
     drawn_S = lax.cond(sampling.any_random, lambda: _draw(logits_SV, sampling), lambda: greedy_S)
     return jnp.where(sampling.temperature > 0, drawn_S, greedy_S)
@@ -69,8 +93,16 @@ def _draw(logits_SV: Array, sampling: SamplingBatch) -> Int[Array, "S"]:
 
 
 def _noise(seed: Int[Array, "2"], position: Int[Array, ""], vocab: int) -> Float[Array, "V"]:
+    return jax.random.gumbel(_key(seed, position), (vocab,), jnp.float32)
+
+
+def _uniform(seed: Int[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
+    return jax.random.uniform(_key(seed, position), (), jnp.float32)
+
+
+def _key(seed: Int[Array, "2"], position: Int[Array, ""]) -> Array:
     key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
-    return jax.random.gumbel(jax.random.fold_in(key, position), (vocab,), jnp.float32)
+    return jax.random.fold_in(key, position)
 
 
 def _keep(logits_SV: Array, sampling: SamplingBatch) -> Bool[Array, "S V"]:

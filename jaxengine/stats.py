@@ -40,6 +40,8 @@ class EngineStats:
         num_predicted_steps: steps whose time was predicted.
         step_prediction_error_s: sum of the absolute errors of those predictions.
         step_busy_s: time during which at least one step was in flight.
+        device_idle_s: time without a step on the device while there were requests. A step that is
+            done before the next one is launched counts as done when it should have been.
         iteration_tokens: count of steps per bucket of ITERATION_TOKEN_BUCKETS, last one = beyond.
         iteration_tokens_sum: scheduled tokens over all steps.
         padded_tokens: token slots computed only to fill buckets.
@@ -76,6 +78,7 @@ class EngineStats:
     num_predicted_steps: int = 0
     step_prediction_error_s: float = 0.0
     step_busy_s: float = 0.0
+    device_idle_s: float = 0.0
     iteration_tokens: tuple[int, ...] = field(default=(0,) * (len(ITERATION_TOKEN_BUCKETS) + 1))
     iteration_tokens_sum: int = 0
     padded_tokens: int = 0

@@ -46,6 +46,7 @@ class StepMeter:
         self.padded_tokens = 0
         self.wasted_prompt_slots = 0
         self.wasted_row_slots = 0
+        self.device_idle_s = 0.0
         self._last_end_s = 0.0
 
     def device_start_s(self, step: LaunchedStep) -> float:

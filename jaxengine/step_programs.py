@@ -104,7 +104,11 @@ def make_forward(
 
 
 def make_choose(
-    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: ChoiceLayout
+    graph: nnx.GraphDef[Decoder],
+    tree: jax.tree_util.PyTreeDef,
+    layout: ChoiceLayout,
+    *,
+    native: bool = False,
 ) -> Choose:
     """Return how tokens are chosen for a number of sequences.
 
@@ -112,6 +116,7 @@ def make_choose(
         graph: of the decoder.
         tree: of its weights, whose leaves are the first argument.
         layout: of `Forwarded.packed`.
+        native: as of `sample`.
     """
 
     def choose(
@@ -122,12 +127,20 @@ def make_choose(
     ) -> tuple[Int[Array, "R"], Int[Array, "S"], Int[Array, "S F"]]:
         decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
         batch = layout.unpack(forwarded.packed)
+        # Nothing is sampled for the spare row, which is the last one.
+        wanted_S = batch.rows < last_token.shape[0] - 1
+
+        def compute_logits() -> Array:
+            return decoder.logits(forwarded.hidden, wanted_S=wanted_S)
+
         sampled_S, logprobs_SF = next_tokens(
-            decoder.logits(forwarded.hidden),
+            compute_logits(),
             batch,
             rules,
             forwarded.pending,
-            compute_logits=lambda: decoder.logits(forwarded.hidden),
+            compute_logits=compute_logits,
+            wanted_S=wanted_S,
+            native=native,
         )
         return last_token.at[batch.rows].set(sampled_S), sampled_S, logprobs_SF
 

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
 from kernels_pallas.native_layer import ATTENTION_HALF, MLP_HALF
+from kernels_pallas.native_sampling import SAMPLE
 from kernels_pallas.projection import INT8_PROJECT, PROJECT
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -32,6 +33,16 @@ __all__ = ["load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
 
 WRITE_KV = "headrace_write_kv"
 RAGGED_PAGED_ATTENTION = "headrace_ragged_paged_attention"
+
+FUNCTIONS = (
+    WRITE_KV,
+    RAGGED_PAGED_ATTENTION,
+    PROJECT,
+    INT8_PROJECT,
+    ATTENTION_HALF,
+    MLP_HALF,
+    SAMPLE,
+)
 
 # Heads are padded with zeros to a multiple of this: the width of an AMX tile.
 HEAD_MULTIPLE = 32
@@ -45,8 +56,7 @@ def load(library: Path) -> str:
         The instructions that its products of bfloat16 run on.
     """
     functions = ctypes.CDLL(str(library.absolute()))
-    names = (WRITE_KV, RAGGED_PAGED_ATTENTION, PROJECT, INT8_PROJECT, ATTENTION_HALF, MLP_HALF)
-    for name in names:
+    for name in FUNCTIONS:
         jax.ffi.register_ffi_target(
             name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu"
         )

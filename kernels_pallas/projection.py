@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, DTypeLike, Float, Int8
+from jaxtyping import Array, Bool, DTypeLike, Float, Int8
 from numpy.typing import NDArray
 
 __all__ = [
@@ -83,7 +83,11 @@ def pack(w_OI: NDArray[np.generic], packed: NDArray[np.generic]) -> None:
 
 
 def project(
-    x_TI: Float[Array, "T I"], w: Float[Array, "1 _ _ _ _ 2"], *, norm: RowNorm | None = None
+    x_TI: Float[Array, "T I"],
+    w: Float[Array, "1 _ _ _ _ 2"],
+    *,
+    norm: RowNorm | None = None,
+    wanted_T: Bool[Array, "T"] | None = None,
 ) -> Float[Array, "T O"]:
     """Return x · wᵀ in f32, with x rounded to bfloat16.
 
@@ -93,8 +97,9 @@ def project(
         x_TI: rounded to f32 first.
         w: packed weights of one layer.
         norm: what x goes through first.
+        wanted_T: rows that are computed, if not all are; what the others hold is not defined.
     """
-    projected: Array = _call(PROJECT, x_TI, (w,), norm)
+    projected: Array = _call(PROJECT, x_TI, (w,), norm, wanted_T)
     return projected
 
 
@@ -104,16 +109,23 @@ def project_int8(
     scale_O: Float[Array, "O"],
     *,
     norm: RowNorm | None = None,
+    wanted_T: Bool[Array, "T"] | None = None,
 ) -> Float[Array, "T O"]:
     """Return what `int8.project` does, with w as `int8.quantize` makes it.
 
     `native.load` must have been called. The other arguments are those of `project`.
     """
-    projected: Array = _call(INT8_PROJECT, x_TI, (w, scale_O), norm)
+    projected: Array = _call(INT8_PROJECT, x_TI, (w, scale_O), norm, wanted_T)
     return projected
 
 
-def _call(name: str, x_TI: Array, weights: tuple[Array, ...], norm: RowNorm | None) -> Any:
+def _call(
+    name: str,
+    x_TI: Array,
+    weights: tuple[Array, ...],
+    norm: RowNorm | None,
+    wanted_T: Array | None,
+) -> Any:
     num_outputs, num_inputs = unpacked_shape(weights[0].shape)
     if weights[0].shape[0] != 1:
         raise ValueError(f"weights of {weights[0].shape[0]} layers are no single product's")
@@ -125,6 +137,7 @@ def _call(name: str, x_TI: Array, weights: tuple[Array, ...], norm: RowNorm | No
     return jax.ffi.ffi_call(name, result)(
         x_TI.astype(jnp.float32),
         jnp.zeros(0, jnp.float32) if norm is None else norm.scale,
+        jnp.ones(len(x_TI), jnp.int32) if wanted_T is None else wanted_T.astype(jnp.int32),
         *weights,
         eps=np.float32(0 if norm is None else norm.eps),
     )

@@ -1,8 +1,8 @@
 """Compile for a GPU that is not there, in a process that has JAX's CUDA plugin on its path.
 
 `python compile_for_gpu.py kernels KERNEL GPU` compiles each entry of the tuning table, and
-`python compile_for_gpu.py step KERNEL decode|decodes|mixed [NUM_GPUS]` a whole step of a model of 8
-billion weights, or several decode steps at once, of one GPU or of several.
+`python compile_for_gpu.py step KERNEL decode|decodes|mixed|int8 [NUM_GPUS]` a whole step of a
+model of 8 billion weights, or several decode steps at once, of one GPU or of several.
 One line of JSON for each.
 """
 
@@ -26,7 +26,7 @@ from collectives import count_collectives
 from gpu_target import compile_for, described_gpus, layer_step
 from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
-from jaxengine.config import EngineConfig
+from jaxengine.config import EngineConfig, Quantization
 from jaxengine.device_mesh import DeviceMesh
 from jaxengine.kv_cache import new_device_state
 from jaxengine.models.config import ModelConfig
@@ -145,9 +145,11 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
 def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str, Any]]:
     """Compile a step of 64 decodes in all 32 layers; or in 8 four of them, or one of 512 tokens.
 
-    Of several GPUs a step has two layers; of two, the choice of the tokens is compiled, too.
+    `int8` is a step of 64 decodes in two layers with weights of eight bits. Of several GPUs a step
+    has two layers; of two, the choice of the tokens is compiled, too.
     """
-    num_layers = 2 if num_gpus > 1 else 32 if kind == "decode" else 8
+    quantization: Quantization | None = "int8" if kind == "int8" else None
+    num_layers = 2 if num_gpus > 1 or quantization else 32 if kind == "decode" else 8
     model = shard_of(replace(LLAMA_8B, num_layers=num_layers), num_gpus)
     config = EngineConfig(
         dtype="bfloat16",
@@ -164,7 +166,9 @@ def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str
     devices = DeviceMesh(described_gpus("h200", num_gpus))
     sharding = devices.weights_sharding
     mesh = None if sharding is None else sharding.mesh
-    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(model, dtype=jnp.bfloat16)))
+    graph, weights = nnx.split(
+        nnx.eval_shape(lambda: Decoder(model, dtype=jnp.bfloat16, quantization=quantization))
+    )
     leaves, tree = jax.tree.flatten(weights)
     state = jax.eval_shape(lambda: new_device_state(model, config))
 
@@ -209,6 +213,10 @@ def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str
             shape in line.split(" copy(")[0] for line in text.splitlines() if " copy(" in line
         ),
         "collectives": count_collectives(text),
+        # What makes a matrix of eight bits as large as a weight.
+        "made_weights": sorted(set(re.findall(r"= s8\[\d{4,},\d{4,}\]\S* ([\w-]+)\(", text))),
+        # Of two matrices of eight bits, of which the right one has an output for each row.
+        "int8_products": len(re.findall(r"= s32\[[\d,]+\]\S* dot\(", text)),
     }
     if num_gpus == 2:
         hidden = jax.ShapeDtypeStruct((bucket.num_seqs, model.hidden_size), jnp.float32)

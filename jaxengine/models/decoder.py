@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from jaxengine.config import Quantization
 from jaxengine.models.config import ModelConfig
@@ -110,12 +110,19 @@ class Decoder(nnx.Module):
             return x_TD, kv_cache
         return run_packed_layers(self.stack, self.config, x_TD, rope, kv_cache, batch)
 
-    def logits(self, x_SD: Float[Array, "S D"]) -> Float[Array, "S V"]:
-        """Return f32 logits of the given hidden states; call it only where a token is sampled."""
+    def logits(
+        self, x_SD: Float[Array, "S D"], *, wanted_S: Bool[Array, "S"] | None = None
+    ) -> Float[Array, "S V"]:
+        """Return f32 logits of the given hidden states; call it only where a token is sampled.
+
+        Args:
+            x_SD: the hidden states.
+            wanted_S: whose logits matter, if not all do: packed weights leave out the others.
+        """
         if self.lm_head is None:
             logits_SV = project(self.norm(x_SD), self.embedding[...])
         else:
-            logits_SV = self.lm_head(x_SD, norm=self.norm)
+            logits_SV = self.lm_head(x_SD, norm=self.norm, wanted_T=wanted_S)
         cap = self.config.logit_soft_cap
         if cap is not None:
             logits_SV = cap * jnp.tanh(logits_SV / cap)

@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
 from kernels_pallas import int8, projection
@@ -53,23 +53,32 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
     def __call__(
-        self, x_TI: Float[Array, "T I"], *, norm: RMSNorm | None = None
+        self,
+        x_TI: Float[Array, "T I"],
+        *,
+        norm: RMSNorm | None = None,
+        wanted_T: Bool[Array, "T"] | None = None,
     ) -> Float[Array, "T O"]:
         """Return the product in f32; x is rounded to the dtype of the weight.
 
         Args:
             x_TI: the left operand, in f32.
             norm: what x goes through first. A packed weight does it on the way.
+            wanted_T: rows that matter, if not all do. A packed weight leaves out the others.
         """
-        y_TO = self._packed(x_TI, norm) if is_packed(self.weight.shape) else self._plain(x_TI, norm)
+        if is_packed(self.weight.shape):
+            y_TO = self._packed(x_TI, norm, wanted_T)
+        else:
+            y_TO = self._plain(x_TI, norm)
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
-    def _packed(self, x_TI: Array, norm: RMSNorm | None) -> Array:
+    def _packed(self, x_TI: Array, norm: RMSNorm | None, wanted_T: Array | None) -> Array:
         w = self.weight[...]
         rows = None if norm is None else projection.RowNorm(norm.scale[...], norm.eps)
         if self.weight_scale is None:
-            return projection.project(x_TI, w, norm=rows)
-        return projection.project_int8(x_TI, w, self.weight_scale[...], norm=rows)
+            return projection.project(x_TI, w, norm=rows, wanted_T=wanted_T)
+        scale_O = self.weight_scale[...]
+        return projection.project_int8(x_TI, w, scale_O, norm=rows, wanted_T=wanted_T)
 
     def _plain(self, x_TI: Array, norm: RMSNorm | None) -> Array:
         x_TI = x_TI if norm is None else norm(x_TI)

@@ -19,17 +19,19 @@ constexpr int WIDTH = PANEL * COLUMN;  // outputs of a panel
 // A sink says which columns of the weights are a panel, and takes the sums of some tokens with
 // them: sums[row * WIDTH + output] is of token + row. Each token comes once for each panel.
 
-// The sums themselves: out[token][output].
+// The sums themselves: out[token][output], or out[places[token]][output].
 struct StoreSums {
   float* out;
   int64_t outputs;
+  const int32_t* places = nullptr;
 
   static int64_t column(int64_t panel, int which) { return panel * PANEL + which; }
 
   void operator()(int64_t token, int64_t rows, int64_t panel, const float* sums) const {
-    float* to = out + token * outputs + panel * WIDTH;
-    for (; rows > 0; --rows, to += outputs, sums += WIDTH)
+    for (int64_t row = token; row < token + rows; ++row, sums += WIDTH) {
+      float* to = out + (places == nullptr ? row : places[row]) * outputs + panel * WIDTH;
       for (int i = 0; i < WIDTH; i += LANES) store(to + i, load<Floats>(sums + i));
+    }
   }
 };
 

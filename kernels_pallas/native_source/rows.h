@@ -40,6 +40,7 @@ struct LeftRows {
   const float* x;
   RowNorm norm;
   int64_t tokens, inputs;
+  const int32_t* places = nullptr;  // of the rows that are meant, if they are not the first ones
 };
 
 // Adds the rounding of rows to what a product takes, in Product::Rows.
@@ -51,7 +52,8 @@ void add_rounding(Phases& phases, const LeftRows& left, const Rows& rows) {
             no_subnormals = std::make_unique<NoSubnormals>()](int64_t task) mutable {
       const int64_t end = std::min((task + 1) * TOKENS_AT_ONCE, left.tokens);
       for (int64_t token = task * TOKENS_AT_ONCE; token < end; ++token) {
-        const float* row = left.x + token * left.inputs;
+        const int64_t place = left.places == nullptr ? token : left.places[token];
+        const float* row = left.x + place * left.inputs;
         rows.round(token, left.norm.apply(row, left.inputs, room.data()), room.data() + left.inputs);
       }
     };

@@ -16,7 +16,7 @@ from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenRequest
-from kernels_pallas.choice import KernelChoice
+from kernels_pallas.choice import KernelChoice, KernelUnavailable
 
 MIB = 1 << 20
 # A block of 16 tokens: K and V, 2 layers, 2 heads padded to 64 elements, bf16.
@@ -252,6 +252,22 @@ def test_the_kernel_that_was_chosen_is_the_one_that_the_engine_is_built_for(monk
     assert built.config.attention_kernel == ready_kernel()
     block_bytes = kv_block_bytes(built.model, block_size=16, dtype="float32", kernel=ready_kernel())
     assert built.memory.kv_cache == 21 * block_bytes
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_the_kernel_of_a_gpu_is_tested_for_what_the_model_needs(window, monkeypatch):
+    checkpoint, asked = RandomCheckpoint(model_type="mistral", sliding_window=window), []
+
+    def choose(wanted, *, gpu, **facts):
+        asked.append((facts["platform"], gpu.kv_cache_dtype, gpu.head_dim, gpu.is_plain))
+        raise KernelUnavailable("enough")
+
+    monkeypatch.setattr(build, "choose_kernel", choose)
+    monkeypatch.setattr(build.jax, "default_backend", lambda: "gpu")
+    with pytest.raises(KernelUnavailable):
+        build_engine(checkpoint, SMALL, memory_bytes=1 << 30)
+    head_dim = ModelConfig.from_hf(checkpoint.hf_config).head_dim
+    assert asked == [("gpu", "float32", head_dim, window is None)]
 
 
 @pytest.mark.parametrize("library", [None, Path("library.so")])

@@ -325,6 +325,41 @@ def test_busy_time_with_overlap_counts_no_second_twice():
     assert loop.stats.step_busy_s == 9.0
 
 
+def test_without_overlap_the_device_is_idle_from_tokens_to_the_next_launch():
+    loop = EngineLoop(PLAIN)
+    loop.add("a", (1, 2, 3), max_tokens=3)
+    loop.run()
+    # Tokens at 3 and 6, and the next step launched two seconds later.
+    assert loop.stats.device_idle_s == 4.0
+
+
+def test_with_overlap_it_is_idle_since_the_step_should_have_been_done():
+    loop = EngineLoop(OVERLAPPED, step_times=KnownTimes())
+    loop.add("a", (1, 2, 3), max_tokens=3)
+    loop.run()
+    # Launched at 2 and 4, predicted are 10 + 3 + 6 / 10 ms; from 5, when its tokens were there, to
+    # 7, 10 + 1 + 4 / 10. The fake device is always done.
+    assert loop.stats.device_idle_s == pytest.approx(2 - 0.0136 + 2 - 0.0114)
+
+
+def test_a_device_that_is_given_its_next_step_in_time_is_not_idle():
+    loop = EngineLoop(OVERLAPPED, step_times=KnownTimes())
+    loop.runner.may_hand_out = lambda: False  # as is_done says
+    loop.add("a", (1, 2, 3), max_tokens=3)
+    loop.run()
+    assert loop.stats.device_idle_s == 0.0
+
+
+def test_time_without_requests_is_not_idle():
+    loop = EngineLoop(PLAIN)
+    for name in "ab":
+        loop.add(name, (1, 2, 3), max_tokens=2)
+        loop.step()
+        loop.core.abort(name)
+        loop.core.abort("nobody")  # looks at the clock
+    assert loop.stats.device_idle_s == 0.0
+
+
 def test_time_between_requests_is_not_busy():
     loop = EngineLoop(PLAIN)
     for name in "ab":

@@ -105,6 +105,19 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
 @needs_tools
 @pytest.mark.gpu_tools
 @pytest.mark.timeout(600)
+def test_weights_of_eight_bits_are_multiplied_as_they_are(tmp_path):
+    (step,) = run_with_tools(tmp_path, "step", "triton", "int8")
+    # Nothing turns them into something else; the four products of a layer are of integers.
+    assert step["made_weights"] == ["parameter"]
+    assert step["int8_products"] >= 4
+    assert step["temporary_bytes"] < 64 << 20
+    assert step["cache_copies"] == 0
+    assert roots_of(thunk_sequence(tmp_path)) == ["kCommandBuffer"]
+
+
+@needs_tools
+@pytest.mark.gpu_tools
+@pytest.mark.timeout(600)
 def test_two_gpus_exchange_sums_between_graphs(tmp_path):
     step, choice = run_with_tools(tmp_path, "step", "triton", "decode", "2")
     check_shared_step(step, 2)

@@ -27,7 +27,15 @@ def compile_cache():
 @jax.jit
 def run(logits, packed, arrays, pending):
     batch = LAYOUT.choice.unpack(packed[-LAYOUT.choice.size :])
-    return next_tokens(logits, batch, arrays, pending, compute_logits=lambda: logits + 0)
+    return next_tokens(
+        logits,
+        batch,
+        arrays,
+        pending,
+        compute_logits=lambda: logits + 0,
+        wanted_S=np.ones(len(logits), bool),
+        native=False,
+    )
 
 
 def tokens(*, rules=(), suppressed=(), logprobs=True):

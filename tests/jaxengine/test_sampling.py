@@ -1,9 +1,13 @@
 """Sampling against what sorting in numpy says, and against the statistics of many draws."""
 
+import sys
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
 
+from attention_kernels import ready_kernel
 from compile_cache import use_compile_cache
 from jaxengine.batch_layout import SamplingBatch
 from jaxengine.sampling import NUM_CANDIDATES, sample, suppress
@@ -14,14 +18,24 @@ NUM_DRAWS = 6400
 RARE = 0.004  # a token this likely is missed by that many draws once in 10^11
 
 
-@jax.jit
-def sample_jit(logits, batch):
-    return sample(suppress(logits, batch.suppressed_ids), batch)
+@partial(jax.jit, static_argnames="native")
+def sample_by(logits, batch, *, native):
+    wanted = np.ones(len(logits), bool)
+    suppressed = suppress(logits, batch.suppressed_ids)
+    return sample(suppressed, batch, wanted_S=wanted, native=native)
 
 
-@pytest.fixture(autouse=True)
-def compile_cache():
+@pytest.fixture(autouse=True, params=["xla", "native"])
+def implementation(request, monkeypatch):
+    """Every test runs with both."""
     use_compile_cache()
+    native = request.param == "native"
+    if native and ready_kernel() != "native":
+        pytest.skip("no compiler here")
+    monkeypatch.setattr(sys.modules[__name__], "sample_jit", partial(sample_by, native=native))
+
+
+sample_jit = None  # as the fixture has it
 
 
 def make_batch(rows):
@@ -250,3 +264,13 @@ def test_the_seed_and_the_position_both_matter():
     *first, again = sample_jit(logits, make_batch(rows)).tolist()[:6]
     assert len(set(first)) == 5
     assert again == first[0]
+
+
+def test_rows_that_are_not_wanted_change_nothing():
+    logits = np.zeros((4, 400), np.float32)
+    logits[range(4), [5, 6, 7, 8]] = 1
+    batch = make_batch([{"temperature": 0.0}] * 4)
+    wanted = np.array([True, False, True, False])
+    native = sample_jit.keywords["native"]
+    sampled = np.asarray(sample(logits, batch, wanted_S=wanted, native=native))
+    assert sampled[wanted].tolist() == [5, 7]

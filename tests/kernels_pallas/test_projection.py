@@ -88,6 +88,22 @@ def test_a_token_has_the_same_bits_whatever_it_is_computed_with(num_outputs, num
         np.testing.assert_array_equal(run(x[start:end], packed), whole[start:end])
 
 
+def test_only_the_rows_that_are_wanted_are_computed(native):
+    x, packed = numbers(0, 40, 64), packed_of(numbers(1, 96, 64))
+    wanted = np.arange(40) % 3 == 1
+    some = np.asarray(jax.jit(lambda x: project(x, packed, wanted_T=wanted))(x))
+    np.testing.assert_array_equal(some[wanted], np.asarray(run(x, packed))[wanted])
+
+
+def test_nothing_is_computed_if_nothing_is_wanted(native):
+    packed = packed_of(numbers(1, 32, 32))
+    nobody = np.zeros(3, bool)
+    assert jax.jit(lambda x: project(x, packed, wanted_T=nobody))(numbers(0, 3, 32)).shape == (
+        3,
+        32,
+    )
+
+
 def test_weights_of_several_layers_are_refused():
     with pytest.raises(ValueError, match="weights of 2 layers are no single product's"):
         project(jnp.zeros((2, 32)), jnp.zeros(packed_shape(32, 32, num_layers=2)))

@@ -1,0 +1,185 @@
+// The XLA custom call that chooses the next token of each sequence.
+//
+// Row by row, each by one thread: a row has the same token whatever it is computed with. A row of
+// temperature 0 gets its first largest logit. Others are drawn by inversion: tokens are passed in
+// order until the sum of their weights e ** ((x - largest) / temperature) exceeds the uniform
+// number's share of the sum of all that are kept.
+//
+// Top-k keeps the k most likely tokens, top-p of these the fewest that reach a share of their
+// weight, min-p what has a share of the largest weight; ties with the last one stay. Thresholds come
+// from histograms: a bin is a slice of the logits, so only the bin in which a threshold lies is
+// sorted.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "vectors.h"
+#include "workers.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace headrace {
+namespace {
+
+namespace ffi = xla::ffi;
+
+struct Sampling {
+  const float* logits;  // [rows, vocab]
+  int64_t vocab;
+  const float *temperature, *top_p, *min_p, *uniform;
+  const int32_t *top_k, *wanted;
+  int32_t* out;
+};
+
+// The first of the largest; 0 if there is no number at all.
+int32_t first_largest(const float* x, int64_t count) {
+  Floats largest = all(-std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) largest = larger(load<Floats>(x + i), largest);
+  float value = largest_lane(largest);
+  for (; i < count; ++i) value = x[i] > value ? x[i] : value;
+  const float* found = std::find(x, x + count, value);
+  return found == x + count ? 0 : found - x;
+}
+
+class Drawing {
+ public:
+  explicit Drawing(const Sampling& sampling)
+      : s_(sampling), depths_(sampling.vocab + LANES), weights_(sampling.vocab + LANES) {}
+
+  int32_t operator()(int64_t row) {
+    const float* x = s_.logits + row * s_.vocab;
+    const int32_t likeliest = first_largest(x, s_.vocab);
+    if (!(s_.temperature[row] > 0)) return likeliest;
+    weigh(x, x[likeliest], 1.0f / s_.temperature[row]);
+    const float deepest = deepest_kept(row);
+    double total = 0;
+    for (int64_t i = 0; i < s_.vocab; ++i) total += depths_[i] <= deepest ? weights_[i] : 0.0f;
+    const double target = total * s_.uniform[row];
+    double sum = 0;
+    for (int64_t i = 0; i < s_.vocab; ++i) {
+      if (depths_[i] <= deepest) sum += weights_[i];
+      if (sum > target) return i;
+    }
+    return likeliest;  // the sum is not a number
+  }
+
+ private:
+  // Bins of depths, which are a 64th wide; the last one holds all that is deeper. Weights there are
+  // below e ** -32.
+  static constexpr int BINS = 2048;
+  static constexpr float PER_DEPTH = 64;
+
+  static int bin(float depth) { return depth < BINS / PER_DEPTH ? (int)(depth * PER_DEPTH) : BINS - 1; }
+
+  // How far each token is below the likeliest, in nats, and e ** -depth.
+  void weigh(const float* x, float largest, float inverse) {
+    for (int64_t i = 0; i < s_.vocab; i += LANES) {
+      Floats below{};
+      if (i + LANES <= s_.vocab)
+        below = (largest - load<Floats>(x + i)) * inverse;
+      else
+        for (int lane = 0; i + lane < s_.vocab; ++lane) below[lane] = (largest - x[i + lane]) * inverse;
+      store(depths_.data() + i, below);
+      store(weights_.data() + i, exponential(-below));
+    }
+  }
+
+  float deepest_kept(int64_t row) {
+    const int64_t k = s_.top_k[row];
+    const bool needs_k = k > 0 && k < s_.vocab, needs_p = s_.top_p[row] < 1;
+    float deepest = std::numeric_limits<float>::infinity();
+    if (needs_k || needs_p) fill_bins();
+    if (needs_k) deepest = depth_of([&](int64_t count, double) { return count >= k; });
+    if (needs_p) {
+      double total = 0;
+      for (int64_t i = 0; i < s_.vocab; ++i) total += depths_[i] <= deepest ? weights_[i] : 0.0f;
+      const double wanted = total * std::max(s_.top_p[row], 0.0f);
+      deepest = std::min(deepest, depth_of([&](int64_t, double mass) { return mass >= wanted; }));
+    }
+    if (s_.min_p[row] > 0) deepest = std::min(deepest, -std::log(std::min(s_.min_p[row], 1.0f)));
+    return deepest;
+  }
+
+  void fill_bins() {
+    counts_.fill(0);
+    masses_.fill(0);
+    for (int64_t i = 0; i < s_.vocab; ++i) {
+      const int at = bin(depths_[i]);
+      ++counts_[at];
+      masses_[at] += weights_[i];
+    }
+  }
+
+  // The depth of the first token, from the likeliest down, with which enough are kept.
+  template <class Enough>
+  float depth_of(const Enough& enough) {
+    int64_t count = 0;
+    double mass = 0;
+    int at = 0;
+    for (; at < BINS - 1 && !enough(count + counts_[at], mass + masses_[at]); ++at) {
+      count += counts_[at];
+      mass += masses_[at];
+    }
+    std::vector<float>& inside = sorted_;
+    inside.clear();
+    for (int64_t i = 0; i < s_.vocab; ++i)
+      if (bin(depths_[i]) == at) inside.push_back(depths_[i]);
+    std::sort(inside.begin(), inside.end());
+    for (const float depth : inside) {
+      ++count;
+      mass += exponential(all(-depth))[0];
+      if (enough(count, mass)) return depth;
+    }
+    return std::numeric_limits<float>::infinity();  // the rounding of sums
+  }
+
+  const Sampling s_;
+  std::vector<float> depths_, weights_, sorted_;
+  std::array<int64_t, BINS> counts_;
+  std::array<double, BINS> masses_;
+  NoSubnormals no_subnormals_;
+};
+
+ffi::Error sample(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::F32> temperature,
+                  ffi::Buffer<ffi::S32> top_k, ffi::Buffer<ffi::F32> top_p, ffi::Buffer<ffi::F32> min_p,
+                  ffi::Buffer<ffi::F32> uniform, ffi::Buffer<ffi::S32> wanted,
+                  ffi::ResultBuffer<ffi::S32> out) {
+  const auto shape = logits.dimensions();
+  const Sampling sampling{logits.typed_data(), shape[1],
+                          temperature.typed_data(), top_p.typed_data(),
+                          min_p.typed_data(), uniform.typed_data(),
+                          top_k.typed_data(), wanted.typed_data(),
+                          out->typed_data()};
+  std::fill_n(sampling.out, shape[0], 0);
+  Phases phases;
+  phases.add(shape[0], [=] {
+    return [=, drawing = std::make_unique<Drawing>(sampling)](int64_t row) {
+      if (sampling.wanted[row] != 0) sampling.out[row] = (*drawing)(row);
+    };
+  });
+  phases.run(pool, shape[0]);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace headrace
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_sample, headrace::sample,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>());
+
+#pragma GCC visibility pop
