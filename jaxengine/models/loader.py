@@ -1,6 +1,7 @@
 """Fill a decoder with the tensors of a checkpoint."""
 
 import math
+import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -23,7 +24,7 @@ from kernels_pallas.projection import pack, unpacked_shape
 __all__ = ["TensorSource", "load_decoder"]
 
 # Parameters that are read and arranged at the same time.
-NUM_THREADS = 2
+NUM_THREADS = max(2, min(8, os.cpu_count() or 1))
 
 # The device takes over arrays that begin at a multiple of this as they are, where it is the CPU.
 ALIGNMENT = 64
