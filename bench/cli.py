@@ -19,6 +19,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "fairness": CommandEntry("bench.fairness:fairness", "Light tenants beside one that floods."),
     "prefix": CommandEntry("bench.prefix:prefix", "Prefix caching without hits and with many."),
+    "speculation": CommandEntry(
+        "bench.speculation:speculation", "Answers that copy, and that do not, with guesses or not."
+    ),
     "overload": CommandEntry("bench.overload:overload", "Twice as many requests as it can bear."),
     "peers": CommandEntry("bench.peers:peers", "The same work for other servers, side by side."),
     "simulate": CommandEntry("bench.simulate:simulate", "Plan a fleet without any device."),

@@ -16,6 +16,8 @@ STEP_TOKENS = f"{PREFIX}iteration_tokens_sum"
 PADDED_TOKENS = f"{PREFIX}padded_tokens_total"
 WASTED_SLOTS = f"{PREFIX}wasted_slots_total"
 PREEMPTIONS = f"{PREFIX}preemptions_total"
+DRAFTS = f"{PREFIX}draft_tokens_total"
+ACCEPTED_DRAFTS = f"{PREFIX}accepted_draft_tokens_total"
 RUNNING = f"{PREFIX}num_requests_running"
 WAITING = f"{PREFIX}num_requests_waiting"
 
@@ -35,6 +37,7 @@ class EngineCounters:
         wasted_slots: token slots computed for nothing, by cause: "bucket", "prompt_padding" and
             "finished_row"; a server without causes has all as "bucket".
         preemptions: times a request gave way to another one.
+        draft_tokens, accepted_draft_tokens: guessed tokens computed along, and the right ones.
         num_unfinished: requests that run or wait; a gauge, as of the later reading.
     """
 
@@ -43,6 +46,8 @@ class EngineCounters:
     step_tokens: float = 0.0
     wasted_slots: Mapping[str, float] = field(default_factory=dict)
     preemptions: float = 0.0
+    draft_tokens: float = 0.0
+    accepted_draft_tokens: float = 0.0
     num_unfinished: float = 0.0
 
     def since(self, earlier: "EngineCounters") -> "EngineCounters":
@@ -56,6 +61,8 @@ class EngineCounters:
                 for cause, slots in self.wasted_slots.items()
             },
             preemptions=self.preemptions - earlier.preemptions,
+            draft_tokens=self.draft_tokens - earlier.draft_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens - earlier.accepted_draft_tokens,
             num_unfinished=self.num_unfinished,
         )
 
@@ -82,6 +89,8 @@ def parse_counters(text: str) -> EngineCounters:
         step_tokens=totals.get(STEP_TOKENS, 0.0),
         wasted_slots=wasted,
         preemptions=totals.get(PREEMPTIONS, 0.0),
+        draft_tokens=totals.get(DRAFTS, 0.0),
+        accepted_draft_tokens=totals.get(ACCEPTED_DRAFTS, 0.0),
         # The waiting ones may be exported by reason; the sum is the same.
         num_unfinished=totals.get(RUNNING, 0.0) + totals.get(WAITING, 0.0),
     )

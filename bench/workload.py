@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Prompt", "PromptKind", "WorkloadConfig", "arrival_times", "make_prompt"]
+__all__ = ["WORDS", "Prompt", "PromptKind", "WorkloadConfig", "arrival_times", "make_prompt"]
 
 # Plain words, each one or two tokens in the usual vocabularies, for servers that take text only.
 WORDS = (

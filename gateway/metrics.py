@@ -48,6 +48,8 @@ VLLM_NAMES = {
     "preemptions": "num_preemptions",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generation_tokens",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "accepted_draft_tokens": "spec_decode_num_accepted_tokens",
     "requests_finished": "request_success",
     "time_to_first_token_seconds": "time_to_first_token_seconds",
     "inter_token_latency_seconds": "inter_token_latency_seconds",
@@ -239,6 +241,10 @@ class _EngineCollector(Collector):
         )
         yield self._counter("prompt_tokens", "Prompt tokens.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Sampled tokens.", stats.generation_tokens)
+        yield self._counter("draft_tokens", "Guessed tokens computed.", stats.draft_tokens)
+        yield self._counter(
+            "accepted_draft_tokens", "Those that were right.", stats.accepted_draft_tokens
+        )
         yield self._counter("engine_steps", "Passes of the engine.", stats.num_steps)
         yield self._counter("engine_busy_seconds", "Time with a step in flight.", stats.step_busy_s)
         yield self._counter(

@@ -63,6 +63,8 @@ def _engine_events(record: StepRecord, origin_s: float) -> Iterator[Event]:
             "prefills": record.num_prefills,
             "decode_tokens": record.decode_tokens,
             "prefill_tokens": record.prefill_tokens,
+            "draft_tokens": record.draft_tokens,
+            "accepted_draft_tokens": record.accepted_draft_tokens,
             "slots": record.num_slots,
             "wasted_slots": record.wasted_slots,
             "real_ms": round(record.duration_s * 1e3, 3),

@@ -91,6 +91,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     overlap: bool = True
     decode_steps: int = 1
+    num_speculative_tokens: int = 0
     num_step_records: int = 1024
     step_timeout_s: float | None = 300.0
 
@@ -229,6 +230,7 @@ def plan_engine(
         enable_prefix_caching=options.enable_prefix_caching,
         overlap=options.overlap,
         decode_steps=options.decode_steps,
+        num_speculative_tokens=options.num_speculative_tokens,
         num_step_records=options.num_step_records,
         step_timeout_s=options.step_timeout_s,
     )

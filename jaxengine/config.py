@@ -29,7 +29,9 @@ AT_LEAST_ONE = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_blocks"),
     *("max_num_queued_tokens", "num_step_records", "decode_steps"),
 )
-NOT_NEGATIVE = ("max_num_queued_requests", "long_prefill_token_threshold")
+NOT_NEGATIVE = (
+    *("max_num_queued_requests", "long_prefill_token_threshold", "num_speculative_tokens"),
+)
 POSITIVE = (
     *("target_itl_s", "batch_window_s", "priority_aging_s", "queue_timeout_s"),
     "step_timeout_s",
@@ -81,6 +83,8 @@ class EngineConfig:
         decode_steps: steps of nothing but decodes that the device runs at once, if nobody waits
             and no rule needs to see a token first; more hides more of the host's work, and tokens
             come in groups.
+        num_speculative_tokens: most tokens of a request that a step computes along because its own
+            text suggests them; 0 guesses nothing.
         token_buckets: compiled sizes of a mixed step, ascending to max_num_batched_tokens; empty
             leaves the choice to the model runner.
         num_step_records: steps that are kept for those who watch.
@@ -111,6 +115,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     overlap: bool = True
     decode_steps: int = 1
+    num_speculative_tokens: int = 0
     token_buckets: tuple[int, ...] = ()
     num_step_records: int = 1024
     step_timeout_s: float | None = None
@@ -157,6 +162,12 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_scheduled_tokens must be in [1, {self.max_num_batched_tokens}], "
                 f"got {scheduled}"
+            )
+        if self.num_speculative_tokens and self.decode_steps > 1:
+            raise ValueError("num_speculative_tokens and decode_steps exclude each other")
+        if self.num_speculative_tokens and self.batching != "continuous":
+            raise ValueError(
+                f"num_speculative_tokens needs continuous batching, not {self.batching}"
             )
         buckets = self.token_buckets
         if buckets and (

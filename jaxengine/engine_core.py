@@ -242,6 +242,8 @@ class EngineCore:
             prefix_hits=kv.prefix_hits,
             prompt_tokens=scheduler.tokens_admitted,
             generation_tokens=scheduler.generation_tokens,
+            draft_tokens=scheduler.speculation.num_drafted,
+            accepted_draft_tokens=scheduler.speculation.num_accepted,
             num_preemptions=scheduler.num_preemptions,
             num_steps=meter.num_steps,
             step_times=tuple(meter.step_times),
@@ -343,13 +345,16 @@ class EngineCore:
         # Steps that ran together end together: each is given its share of the time.
         start_s = self._meter.device_start_s(step.launched)
         end_s = start_s + (now_s - start_s) / step.num_together
-        record = self._meter.finish(step.launched, end_s)
+        for index, found in step.handle.logprobs().items():
+            step.output.scheduled[index].request.note_logprobs(found)
+        speculation = self._scheduler.speculation
+        num_accepted_before = speculation.num_accepted
+        outputs = self._scheduler.update(step.output, sampled, now_s)
+        num_accepted = speculation.num_accepted - num_accepted_before
+        record = self._meter.finish(step.launched, end_s, num_accepted=num_accepted)
         self._records.append(record)
         if self._step_times is not None:
             self._step_times.observe(step.output.work, record.duration_s)
-        for index, found in step.handle.logprobs().items():
-            step.output.scheduled[index].request.note_logprobs(found)
-        outputs = self._scheduler.update(step.output, sampled, now_s)
         if len(self._in_flight) == 1 and self._scheduler.has_requests:
             self._idle_since_s = now_s
         return outputs

@@ -10,6 +10,7 @@ from jaxengine.outputs import (
     RequestTiming,
     TokenLogprobs,
 )
+from jaxengine.prompt_lookup import PromptLookup
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.tenants import Tenant
 from jaxengine.token_rules import TokenRules
@@ -46,6 +47,9 @@ class Request:
         num_pending_tokens: sampled tokens not known on the host. At most 1 when a step is
             scheduled, 2 between scheduling a step and taking in the tokens of the one before;
             with `decode_steps` so many times more.
+        num_draft_tokens: guessed tokens that a step in flight computes along; they are none of its
+            tokens before they are accepted.
+        lookup: where its guesses come from; None as long as nobody has guessed.
         block_hashes: names of the contents of its first full blocks, as far as they were needed.
         row: place in the device state while running.
         block_ids, num_slots: its blocks in order, and the tokens that they can hold; kept by the
@@ -83,11 +87,13 @@ class Request:
         "first_token_time_s",
         "lacks_prompt_logprobs",
         "last_token_time_s",
+        "lookup",
         "max_num_tokens",
         "needs_last_token",
         "num_cached_tokens",
         "num_charged_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -134,6 +140,8 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
+        self.num_draft_tokens = 0
+        self.lookup: PromptLookup | None = None
         self.block_hashes: list[bytes] = []
         self.row: int | None = None
         self.num_slots = 0
@@ -184,6 +192,11 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
+    @property
+    def wants_only_tokens(self) -> bool:
+        """Whether nothing decides on its tokens but the model, and nothing is told about them."""
+        return self.rules is None and not self._wants_logprobs
+
     def set_limits(self, *, eos_token_ids: Collection[int], max_model_len: int) -> None:
         """Decide what ends the request besides its own wishes. Called once, before it is queued."""
         params = self.params
@@ -197,6 +210,12 @@ class Request:
                 eos_token_ids=eos_token_ids,
                 end_token_ids=self.end_token_ids,
             )
+
+    def begin(self, now_s: float, num_cached_tokens: int) -> None:
+        """Note the first admission, with so many tokens from the prefix cache."""
+        self.first_scheduled_time_s = now_s
+        self.num_cached_tokens = num_cached_tokens
+        self.num_charged_tokens = num_cached_tokens
 
     def note_logprobs(self, logprobs: ItemLogprobs) -> None:
         """Take in what a step says about its tokens; call it before `append`."""

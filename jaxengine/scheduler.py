@@ -24,6 +24,7 @@ from jaxengine.preemption import goes_first, may_displace, pick_displaced, pick_
 from jaxengine.prompt_budget import PromptBudget
 from jaxengine.request import Request, RequestStatus
 from jaxengine.scheduler_output import SchedulerOutput
+from jaxengine.speculation import Speculation
 from jaxengine.step_draft import StepDraft
 from jaxengine.step_time import StepTimeModel
 from jaxengine.tenants import TenantLedger
@@ -55,6 +56,7 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._prompt_budget = PromptBudget(config, step_times)
         self._batch = None if config.batching == "continuous" else ClosedBatch(config)
+        self.speculation = Speculation(config, kv, step_times)
         self.tenants = TenantLedger(config.tenant_weights)
         self._fair_rows = partial(self.tenants.share, amount=config.max_num_seqs)
         self._requests: dict[str, Request] = {}
@@ -119,13 +121,10 @@ class Scheduler:
 
     def next_event_s(self, now_s: float) -> float | None:
         """Return when `expire` or `schedule` may next have something to do; None if never."""
-        if self._running:
+        if self._running or (self._batch is None and self._waiting):
             return now_s
-        head = self._waiting.head()
-        if head is None:
+        if self._batch is None or not self._waiting:
             return None
-        if self._batch is None:
-            return now_s
         opens_at_s = self._batch.opens_at_s(self._waiting)
         expires_s = self._expiry.next_s()
         return opens_at_s if expires_s is None else min(opens_at_s, expires_s)
@@ -147,6 +146,7 @@ class Scheduler:
         self._schedule_prompts(draft, prompts, now_s, may_join=may_join)
         for request in draft.filled:  # those preempted since then have no computed tokens
             self._kv.remember(request, request.num_computed_tokens)
+        self.speculation.add_drafts(draft)
         return draft.output(num_preempted=self.num_preemptions - preemptions_before)
 
     def update(
@@ -156,16 +156,20 @@ class Scheduler:
 
         Args:
             output: the step.
-            sampled: one token per scheduled request; ignored where nothing was sampled.
+            sampled: one token per item of it; ignored where nothing was sampled.
             now_s: when the tokens arrived.
         """
         outputs = []
+        further = self.speculation.further_tokens(output, sampled)
         for item, token_id in zip(output.scheduled, sampled, strict=True):
             request = item.request
             # A request that ended meanwhile had one surplus token in flight: dropped here.
-            if item.samples and request.status is not RequestStatus.FINISHED:
+            if item.samples and not item.is_draft and request.status is not RequestStatus.FINISHED:
                 reason = request.append(token_id, now_s)
-                new = () if reason is FinishReason.DEAD_END else (token_id,)
+                new: tuple[int, ...] = () if reason is FinishReason.DEAD_END else (token_id,)
+                if reason is None and request.num_draft_tokens:
+                    more, reason = self.speculation.settle(item, further.get(request, ()), now_s)
+                    new = (token_id, *more)
                 self.generation_tokens += len(new)
                 if reason is None:
                     outputs.append(request.output(now_s, new))
@@ -194,7 +198,7 @@ class Scheduler:
             if not request.is_finished
         ]
         for request in self._requests.values():
-            request.num_pending_tokens = 0
+            request.num_pending_tokens = request.num_draft_tokens = 0
         for request in list(self._running.values()):
             self._preempt(request)
         self._paused.clear()
@@ -205,19 +209,17 @@ class Scheduler:
         """Raise AssertionError unless requests, rows and blocks are all accounted for."""
         self._kv.check_integrity()
         rows = [*(request.row for request in self._running.values()), *self._free_rows]
-        assert len(rows) == self._config.max_num_seqs, "a row is lost or held twice"
-        assert set(rows) == set(range(len(rows))), "a row is lost or held twice"
+        assert len(rows) == len(set(rows)) == self._config.max_num_seqs, "a lost or doubled row"
         waiting = list(self._waiting)
-        queued = {request.request_id for request in waiting} | set(self._running)
-        assert queued == set(self._requests), "a request is in no queue"
+        queued = {request.request_id for request in waiting} | self._running.keys()
+        assert queued == self._requests.keys(), "a request is in no queue"
         assert len(queued) == len(self._running) + len(waiting), "a request is queued twice"
         assert all(bool(r.block_ids) == (r in self._paused) for r in waiting), "lost blocks"
         assert len(waiting) == self.num_waiting, "waiting requests are counted wrongly"
         assert sum(request.num_waiting_tokens for request in waiting) == self.num_waiting_tokens
         preempted = sum(request.status is RequestStatus.PREEMPTED for request in waiting)
         assert preempted == self.num_preempted, "preempted requests are counted wrongly"
-        if not self._requests:
-            assert self._kv.num_free_blocks == self._kv.num_blocks, "idle, but blocks are held"
+        assert self._requests or self._kv.num_free_blocks == self._kv.num_blocks, "idle with blocks"
 
     # One step.
 
@@ -232,6 +234,7 @@ class Scheduler:
             prompts = [r for r in running if r.num_tokens - r.num_computed_tokens > 1]
             if prompts or self._batch.has_padding:
                 return prompts
+        sitting_out = self.speculation.sitting_out(running, is_crowded=bool(self._waiting))
         prompts = []
         num_live = 0
         block_size = self._config.block_size
@@ -249,6 +252,7 @@ class Scheduler:
             if (
                 draft.budget > 0
                 and not (num_pending and request.needs_last_token)  # joins the step after next
+                and request not in sitting_out
                 and request.status is RequestStatus.RUNNING  # not preempted just now
                 and (num_tokens <= request.num_slots or self._make_room(draft, request, num_tokens))
             ):
@@ -288,11 +292,9 @@ class Scheduler:
             else:
                 break
             first = request.num_computed_tokens
+            num_left = request.num_tokens - first
             num_new = self._prompt_budget.most_tokens(
-                draft,
-                first_position=first,
-                at_most=request.num_tokens - first,
-                is_alone=is_alone,
+                draft, first_position=first, at_most=num_left, is_alone=is_alone
             )
             self._kv.remember(request, first + max(num_new, 1))
             draft.take(request, max(num_new, 1))  # it has joined
@@ -357,9 +359,7 @@ class Scheduler:
         self._blocked = None
         self.num_preempted -= request.status is RequestStatus.PREEMPTED
         if request.first_scheduled_time_s is None:
-            request.first_scheduled_time_s = now_s
-            request.num_cached_tokens = num_cached
-            request.num_charged_tokens = num_cached
+            request.begin(now_s, num_cached)
             self._kv.count_prefix_lookup(request.num_prompt_tokens, num_cached)
             self.num_admitted += 1
             self.tokens_admitted += request.num_prompt_tokens

@@ -21,6 +21,8 @@ class ScheduledRequest(NamedTuple):
             next step is scheduled.
         samples: the step reaches the request's last token, so a new one is sampled.
         last_is_pending: the last token to compute is known to the device only.
+        draft_id: a token that was guessed, if that is what this computes. The row is one that
+            nobody holds, and the same step has the request's own next token.
     """
 
     request: Request
@@ -30,10 +32,17 @@ class ScheduledRequest(NamedTuple):
     block_ids: Sequence[int]
     samples: bool
     last_is_pending: bool
+    draft_id: int | None = None
+
+    @property
+    def is_draft(self) -> bool:
+        return self.draft_id is not None
 
     @property
     def token_ids(self) -> Sequence[int]:
         """Tokens to compute that the host knows; one short if `last_is_pending`."""
+        if self.draft_id is not None:
+            return (self.draft_id,)
         end = self.first_position + self.num_new_tokens - self.last_is_pending
         return self.request.token_ids[self.first_position : end]
 

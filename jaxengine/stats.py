@@ -31,6 +31,8 @@ class EngineStats:
         block_size: tokens per block.
         prefix_queries, prefix_hits: prompt tokens looked up in, and found in, the prefix cache.
         prompt_tokens, generation_tokens: tokens of prompts computed or cached, tokens sampled.
+        draft_tokens, accepted_draft_tokens: guessed tokens that steps computed along, and those
+            among them that were right.
         num_preemptions: times a request made room for another, as in RequestTiming.
         num_steps: passes of the engine.
         step_times: count of steps per bucket of STEP_TIME_BUCKETS, last one = beyond.
@@ -67,6 +69,8 @@ class EngineStats:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     step_times: tuple[int, ...] = field(default=(0,) * (len(STEP_TIME_BUCKETS) + 1))

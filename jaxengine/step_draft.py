@@ -108,6 +108,24 @@ class StepDraft:
             request.account.charge(DECODE_COST)
             request.num_charged_tokens = first
 
+    def take_draft(self, request: Request, position: int, token_id: int, *, row: int) -> None:
+        """Compute a guessed token along with the request's next one, which is in the step.
+
+        Args:
+            request: who guesses.
+            position: of the token in it.
+            token_id: the token.
+            row: one that no request holds.
+        """
+        self.scheduled.append(
+            ScheduledRequest(request, position, 1, row, request.block_ids, True, False, token_id)
+        )
+        self.budget -= 1
+        self.num_decodes += 1
+        self._decode_context += position + 1
+        self._num_sampled += request.samples_at_random
+        request.num_draft_tokens += 1
+
     def drop(self, request: Request) -> None:
         """Take a decoding request out again, which is preempted, if it is in.
 

@@ -39,6 +39,8 @@ class StepRecord:
         num_decodes, num_prefills: requests that got one token as their newest, or a part of
             their prompt (or of what a preemption lost).
         decode_tokens, prefill_tokens: tokens computed for either.
+        draft_tokens, accepted_draft_tokens: guessed tokens computed along, and the right ones among
+            them.
         num_slots: token slots that the device computed: the bucket.
         wasted_slots: those that held no token, for whatever reason.
         num_preempted: requests that made room for others in this step.
@@ -60,6 +62,8 @@ class StepRecord:
     num_prefills: int
     decode_tokens: int
     prefill_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     num_slots: int
     wasted_slots: int
     num_preempted: int

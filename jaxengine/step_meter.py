@@ -53,8 +53,14 @@ class StepMeter:
         """Return when the device could begin a step that finishes now: steps run in order."""
         return max(step.launched_s, self._last_end_s)
 
-    def finish(self, step: LaunchedStep, end_s: float) -> StepRecord:
-        """Count a step whose tokens are here, and return its record."""
+    def finish(self, step: LaunchedStep, end_s: float, *, num_accepted: int = 0) -> StepRecord:
+        """Count a step whose tokens are here, and return its record.
+
+        Args:
+            step: as it was launched.
+            end_s: when its tokens reached the host.
+            num_accepted: of its drafts.
+        """
         output = step.output
         device_start_s = self.device_start_s(step)
         duration_s = end_s - device_start_s
@@ -75,8 +81,10 @@ class StepMeter:
                 item.request.request_id, item.first_position, item.num_new_tokens, item.samples
             )
             for item in output.scheduled
+            if not item.is_draft
         )
         num_decodes = sum(share.num_tokens == 1 for share in shares)
+        num_drafts = len(output.scheduled) - len(shares)
         record = StepRecord(
             index=self.num_steps,
             scheduled_s=step.scheduled_s,
@@ -87,7 +95,9 @@ class StepMeter:
             num_decodes=num_decodes,
             num_prefills=len(shares) - num_decodes,
             decode_tokens=num_decodes,
-            prefill_tokens=output.num_tokens - num_decodes,
+            prefill_tokens=output.num_tokens - num_decodes - num_drafts,
+            draft_tokens=num_drafts,
+            accepted_draft_tokens=num_accepted,
             num_slots=step.num_slots,
             wasted_slots=step.num_slots - output.num_tokens,
             num_preempted=output.num_preempted,

@@ -106,6 +106,7 @@ class FakeServe:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.completions)
         return app
 
     async def models(self, _: web.Request) -> web.Response:
@@ -120,6 +121,8 @@ class FakeServe:
             f"headrace_engine_steps_total {tokens}\n"
             f"headrace_iteration_tokens_sum {3 * tokens}\n"
             f'headrace_wasted_slots_total{{cause="finished_row"}} {tokens}\n'
+            f"headrace_draft_tokens_total {2 * tokens}\n"
+            f"headrace_accepted_draft_tokens_total {tokens}\n"
             f"headrace_num_requests_running {self.num_unfinished}\n"
         )
         return web.Response(text=text)
@@ -155,7 +158,8 @@ class FakeServe:
             self._num_tokens += 1
             last = count == num_tokens
             choice = {"index": 0, "text": "x", "finish_reason": "length" if last else None}
-            usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+            prompt = body.get("prompt") or body["messages"][0]["content"]
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
             chunk = {"choices": [choice], "usage": usage}
             await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from fake_runner import FakeModelRunner, weighted_sum, whole_answer
+from fake_runner import FakeModelRunner, NextToken, weighted_sum, whole_answer
 from jaxengine.config import EngineConfig
 from jaxengine.engine_core import EngineCore
 from jaxengine.outputs import FinishReason, RequestOutput
@@ -70,11 +70,13 @@ class EngineLoop:
         eos: Sequence[int] = (),
         num_padded_tokens: int = 0,
         step_times: StepTimeModel | None = None,
+        next_token: NextToken | None = None,
     ) -> None:
         self.config = config
+        self._next_token = next_token or weighted_sum(vocab_size)
         self.runner = WatchedRunner(
             config,
-            vocab_size=vocab_size,
+            next_token=self._next_token,
             eos_token_ids=eos,
             num_padded_tokens=num_padded_tokens,
         )
@@ -89,7 +91,6 @@ class EngineLoop:
         )
         self.answers: dict[str, tuple[int, ...]] = {}
         self.ends: dict[str, RequestOutput] = {}
-        self._vocab_size = vocab_size
         self._eos = tuple(eos)
         self.requests: dict[str, Request] = {}
 
@@ -195,7 +196,7 @@ class EngineLoop:
         return whole_answer(
             request.token_ids[: request.num_prompt_tokens],
             request.params,
-            weighted_sum(self._vocab_size),
+            self._next_token,
             eos_token_ids=self._eos,
             max_model_len=self.config.max_model_len,
         )
@@ -244,7 +245,10 @@ class EngineLoop:
                 awaits_its_end = (
                     request.num_pending_tokens and request.num_tokens >= request.max_num_tokens
                 )
-                assert request in scheduled or awaits_its_end or num_slots == limit, request
+                awaits_its_token = config.num_speculative_tokens and request.num_pending_tokens
+                assert (
+                    request in scheduled or awaits_its_end or awaits_its_token or num_slots == limit
+                ), request
         match output.waiting_for:
             case "":
                 assert not waiting

@@ -4,13 +4,21 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn
 
+from jaxengine.buckets import buckets_for
 from jaxengine.config import EngineConfig
 from jaxengine.outputs import FinishReason, ItemLogprobs
 from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
-__all__ = ["NOTHING_SAMPLED", "FakeModelRunner", "weighted_sum", "whole_answer"]
+__all__ = [
+    "NOTHING_SAMPLED",
+    "FakeModelRunner",
+    "NextToken",
+    "repetitive",
+    "weighted_sum",
+    "whole_answer",
+]
 
 # What the runner returns for a request from which nothing was sampled. Nobody may use it.
 NOTHING_SAMPLED = -1
@@ -27,6 +35,23 @@ def weighted_sum(vocab_size: int) -> NextToken:
 
     def next_token(token_ids: Sequence[int]) -> int:
         return sum(place * token_id for place, token_id in enumerate(token_ids, 1)) % vocab_size
+
+    return next_token
+
+
+def repetitive(vocab_size: int, *, period: int = 5, surprise: int = 11) -> NextToken:
+    """Return a rule that repeats the last few tokens, but for a surprise at every so-many-th place.
+
+    By hand, for a period of 2, a surprise of 5, the prompt 1 2 3 and a vocabulary of 100: 2; then
+    the weighted sum at place 5, which is 1 + 4 + 9 + 8 = 22; then 2 and 22, without end but for
+    places 10, 15 ...
+    """
+    surprising = weighted_sum(vocab_size)
+
+    def next_token(token_ids: Sequence[int]) -> int:
+        if len(token_ids) < period or (len(token_ids) + 1) % surprise == 0:
+            return surprising(token_ids)
+        return token_ids[-period]
 
     return next_token
 
@@ -209,9 +234,15 @@ class FakeModelRunner:
 
     def _check_budgets(self, output: SchedulerOutput) -> None:
         config, items = self._config, output.scheduled
-        rows = [item.row for item in items]
+        rows = [item.row for item in items if not item.is_draft]
         self._require(not output.is_empty, "nothing is scheduled")
-        self._require(len(items) <= config.max_num_seqs, "more sequences than allowed")
+        self._require(len(rows) <= config.max_num_seqs, "more sequences than allowed")
+        most = max(bucket.num_seqs for bucket in buckets_for(config))
+        self._require(len(items) <= most, "more sequences than any bucket holds")
+        self._require(
+            all(item.row == config.max_num_seqs for item in items if item.is_draft),
+            "a draft has a row",
+        )
         self._require(len(set(rows)) == len(rows), f"a row is held twice: {rows}")
         self._require(all(0 <= row < config.max_num_seqs for row in rows), f"no such row: {rows}")
         num_tokens = sum(item.num_new_tokens for item in items)

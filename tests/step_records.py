@@ -29,6 +29,8 @@ def make_step(index: int, **fields: Any) -> StepRecord:
         "num_prefills": 1,
         "decode_tokens": 1,
         "prefill_tokens": 6,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
         "num_slots": 8,
         "wasted_slots": 1,
         "num_preempted": 0,

@@ -212,6 +212,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
             enable_prefix_caching=options["enable_prefix_caching"],
             overlap=options["overlap"],
             decode_steps=options["decode_steps"],
+            num_speculative_tokens=options["num_speculative_tokens"],
             num_step_records=options["num_step_records"],
             step_timeout_s=options["step_timeout"] or None,
         )

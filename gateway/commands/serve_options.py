@@ -70,6 +70,7 @@ class ServeOptions(DoorOptions):
     enable_prefix_caching: bool
     overlap: bool
     decode_steps: int
+    num_speculative_tokens: int
     num_step_records: int
     step_timeout: float
     chat_template: Path | None
@@ -153,6 +154,12 @@ STEPS = (
         default=1,
         type=click.IntRange(1),
         help="Decode steps that the device runs at once while nobody waits; tokens come together.",
+    ),
+    click.option(
+        "--num-speculative-tokens",
+        default=0,
+        type=click.IntRange(0, 64),
+        help="Tokens that a request may guess from its own text, computed along; 0: none.",
     ),
     click.option(
         "--num-step-records",

@@ -15,6 +15,8 @@ headrace_iteration_tokens_bucket{le="+Inf",model_name="m"} 100.0
 headrace_wasted_slots_total{cause="bucket",model_name="m"} 100.0
 headrace_wasted_slots_total{cause="finished_row",model_name="m"} 300.0
 headrace_preemptions_total{model_name="m"} 2.0
+headrace_draft_tokens_total{model_name="m"} 50.0
+headrace_accepted_draft_tokens_total{model_name="m"} 40.0
 headrace_num_requests_running{model_name="m"} 3.0
 headrace_num_requests_waiting{model_name="m",reason="seqs"} 1.0
 headrace_num_requests_waiting{model_name="m",reason="tokens"} 4.0
@@ -28,6 +30,8 @@ def test_counters_are_read_by_name_and_cause():
         step_tokens=600,
         wasted_slots={"bucket": 100, "finished_row": 300},
         preemptions=2,
+        draft_tokens=50,
+        accepted_draft_tokens=40,
         num_unfinished=8,
     )
 

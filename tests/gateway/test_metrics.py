@@ -12,6 +12,8 @@ VLLM_SERIES = {
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
     "vllm:num_preemptions_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
     "vllm:request_success_total",
@@ -40,6 +42,8 @@ STATS = EngineStats(
     num_admitted=9,
     tokens_admitted=90,
     num_preemptions=5,
+    draft_tokens=60,
+    accepted_draft_tokens=45,
     compiles_after_ready=0,
     num_steps=7,
     step_times=(1, 0, 2, *[0] * 16, 3, 1),
@@ -118,6 +122,8 @@ def test_the_engine_is_read_at_each_scrape():
     assert value(metrics, "headrace_num_requests_waiting") == 3
     assert value(metrics, "headrace_kv_cache_usage_ratio") == 0.6
     assert value(metrics, "headrace_preemptions_total") == 5
+    assert value(metrics, "headrace_draft_tokens_total") == 60
+    assert value(metrics, "headrace_accepted_draft_tokens_total") == 45
     assert value(metrics, "headrace_compiles_after_ready") == 0
 
 

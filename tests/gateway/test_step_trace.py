@@ -88,6 +88,8 @@ def test_a_step_tells_its_composition_and_what_was_predicted():
         "prefills": 1,
         "decode_tokens": 1,
         "prefill_tokens": 6,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
         "slots": 8,
         "wasted_slots": 1,
         "real_ms": 16,

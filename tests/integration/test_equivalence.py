@@ -6,6 +6,7 @@ whatever the KV cache stores.
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -133,6 +134,52 @@ def test_several_decode_steps_at_once_give_the_same_tokens(kernel, monkeypatch):
         assert session.run(prompts[::-1], params[::-1]) == alone[::-1], f"{way}, again"
         assert (session.stats.num_preemptions > 0) == (way == "preempted"), way
     assert warm.runner.compiles_after_ready == 0
+
+
+class Prophet:
+    """Guesses what will come, but for one place in six; stands in for a request's PromptLookup."""
+
+    answers: ClassVar[dict[tuple[int, ...], tuple[int, ...]]]
+    chance = 0.9
+    has_guess = True
+
+    def __init__(self, token_ids: list[int], num_prompt_tokens: int) -> None:
+        self._token_ids = token_ids
+        self._future = self.answers[tuple(token_ids[:num_prompt_tokens])]
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def catch_up(self) -> None:
+        pass
+
+    def guess(self, most: int) -> list[int]:
+        first = len(self._token_ids) - self._num_prompt_tokens
+        places = range(first, min(first + most, len(self._future)))
+        return [self._future[place] ^ (place % 6 == 5) for place in places]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-float32", "llama-float32-reference", "threes-bfloat16-int8"]
+)
+def test_guessed_tokens_change_nothing(name, monkeypatch):
+    warm = RUNNERS[name]()
+    prompts, params = eight_prompts(warm.model.vocab_size), sampling_mix(24)
+    compiles_before = warm.runner.compiles_after_ready
+    alone = run_alone(warm, prompts, params)
+    # Without prophecies these would hardly ever come true.
+    Prophet.answers = dict(zip(prompts, alone, strict=True))
+    monkeypatch.setattr("jaxengine.speculation.PromptLookup", Prophet)
+    for way in ("together", "overlapped", "chunks of 16", "without prefix cache", "preempted"):
+        session = warm.session(num_speculative_tokens=6, **WAYS[way])
+        assert session.run(prompts, params) == alone, way
+        stats = session.stats
+        assert 50 < stats.accepted_draft_tokens < stats.draft_tokens, way
+        assert (stats.num_preemptions > 0) == (way == "preempted"), way
+    # One at a time, a step has up to seven tokens of the same request.
+    session = warm.session(num_speculative_tokens=6)
+    for index in (1, 3, 6):
+        assert session.run([prompts[index]], [params[index]]) == [alone[index]]
+    assert session.stats.num_steps < 3 * 12
+    assert warm.runner.compiles_after_ready == compiles_before
 
 
 @pytest.mark.parametrize("name", RUNNERS)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine_loop import EngineLoop, small_config
+from fake_runner import repetitive
 from jaxengine.engine_core import MAX_FAILURES_IN_A_ROW
 from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.request import Request
@@ -80,6 +81,8 @@ class EngineLaws(RuleBasedStateMachine):
         threshold=st.sampled_from((0, 0, 1, 3, 10)),
         target_ms=st.sampled_from((None, None, 12, 25)),
         decode_steps=st.sampled_from((1, 1, 2, 3, 8)),
+        num_guessed=st.sampled_from((0, 1, 3, 8)),
+        repeats=st.booleans(),
     )
     def start(
         self,
@@ -96,7 +99,10 @@ class EngineLaws(RuleBasedStateMachine):
         threshold,
         target_ms,
         decode_steps,
+        num_guessed,
+        repeats,
     ) -> None:
+        may_guess = decode_steps == 1 and batching == "continuous"
         config = small_config(
             overlap=overlap,
             enable_prefix_caching=caching,
@@ -114,8 +120,15 @@ class EngineLaws(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
             target_itl_s=None if target_ms is None else target_ms / 1000,
             decode_steps=decode_steps,
+            num_speculative_tokens=num_guessed if may_guess else 0,
         )
-        self.loop = EngineLoop(config, vocab_size=VOCAB_SIZE, eos=EOS, step_times=KnownTimes())
+        self.loop = EngineLoop(
+            config,
+            vocab_size=VOCAB_SIZE,
+            eos=EOS,
+            step_times=KnownTimes(),
+            next_token=repetitive(VOCAB_SIZE) if repeats else None,
+        )
         self.names: list[str] = []
         self.aborted: set[str] = set()
         self.failures_left = num_failures

@@ -15,6 +15,8 @@ def record(index):
         num_prefills=0,
         decode_tokens=2,
         prefill_tokens=0,
+        draft_tokens=0,
+        accepted_draft_tokens=0,
         num_slots=8,
         wasted_slots=6,
         num_preempted=0,

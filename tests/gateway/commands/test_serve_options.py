@@ -41,6 +41,7 @@ def test_the_defaults_are_those_of_the_configurations():
         ),
         *("max_num_seqs", "long_prefill_token_threshold", "batching", "scheduling_policy"),
         *("priority_aging_s", "enable_prefix_caching", "overlap", "decode_steps"),
+        *("num_speculative_tokens",),
         *("num_step_records", "watermark"),
     ):
         assert given[name] == getattr(engine, name), name
