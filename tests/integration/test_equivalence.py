@@ -158,7 +158,7 @@ class Prophet:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-float32", "llama-float32-reference", "threes-bfloat16-int8"]
+    "name", ["llama-float32", "llama-float32-reference", "threes-bfloat16-quantized-int8"]
 )
 def test_guessed_tokens_change_nothing(name, monkeypatch):
     warm = RUNNERS[name]()
