@@ -92,7 +92,8 @@ class ChoiceBatch(NamedTuple):
     """How a step's tokens are chosen. A pytree of device arrays.
 
     Attributes:
-        rows: row of each sequence in the device state; the spare row where nothing is sampled.
+        rows: row of each sequence in the device state; the spare row where nothing is sampled, one
+            beyond it, which there is not, for what is sampled and not remembered.
         any_logprobs: whether some sequence wants log-probabilities at all.
     """
 

@@ -21,8 +21,8 @@ class ScheduledRequest(NamedTuple):
             next step is scheduled.
         samples: the step reaches the request's last token, so a new one is sampled.
         last_is_pending: the last token to compute is known to the device only.
-        draft_id: a token that was guessed, if that is what this computes. The row is one that
-            nobody holds, and the same step has the request's own next token.
+        draft_id: a token that was guessed, if that is what this computes. There is no such row, and
+            the same step has the request's own next token.
     """
 
     request: Request

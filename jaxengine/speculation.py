@@ -66,7 +66,7 @@ class Speculation:
         self, config: EngineConfig, kv: KVCacheManager, step_times: StepTimeModel | None
     ) -> None:
         self._most = config.num_speculative_tokens
-        self._spare_row = config.max_num_seqs
+        self._no_row = config.max_num_seqs + 1  # behind the spare one: nothing is remembered there
         self._kv = kv
         self._step_times = step_times
         self._target_itl_s = config.target_itl_s
@@ -251,7 +251,7 @@ class Speculation:
             self._kv.reserve(request, first + most)
         most = min(most, request.num_slots - first)
         for position, token_id in enumerate(lookup.guess(most), first):
-            step.take_draft(request, position, token_id, row=self._spare_row)
+            step.take_draft(request, position, token_id, row=self._no_row)
 
 
 def _drafts(

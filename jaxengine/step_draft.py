@@ -115,7 +115,7 @@ class StepDraft:
             request: who guesses.
             position: of the token in it.
             token_id: the token.
-            row: one that no request holds.
+            row: one that there is not.
         """
         self.scheduled.append(
             ScheduledRequest(request, position, 1, row, request.block_ids, True, False, token_id)

@@ -127,8 +127,8 @@ def make_choose(
     ) -> tuple[Int[Array, "R"], Int[Array, "S"], Int[Array, "S F"]]:
         decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
         batch = layout.unpack(forwarded.packed)
-        # Nothing is sampled for the spare row, which is the last one.
-        wanted_S = batch.rows < last_token.shape[0] - 1
+        # Nothing is sampled for the spare row, which is the last one. Drafts have one beyond it.
+        wanted_S = batch.rows != last_token.shape[0] - 1
 
         def compute_logits() -> Array:
             return decoder.logits(forwarded.hidden, wanted_S=wanted_S)
@@ -142,7 +142,8 @@ def make_choose(
             wanted_S=wanted_S,
             native=native,
         )
-        return last_token.at[batch.rows].set(sampled_S), sampled_S, logprobs_SF
+        last_token = last_token.at[batch.rows].set(sampled_S, mode="drop")
+        return last_token, sampled_S, logprobs_SF
 
     return choose
 

@@ -39,7 +39,11 @@ NATIVE_BLOCK_SIZES = (8, 16, 32, 64, 128)
 BF16_INSTRUCTIONS = ("AMX", "AVX-512 bf16")
 
 SOURCE_DIR = Path(__file__).with_name("native_source")
-MAIN_SOURCES = ("attention.cc", "layer.cc", "projection.cc", "sampling.cc")
+# Those that take longest come first.
+MAIN_SOURCES = (
+    *("layer.cc", "calls.cc", "attention.cc"),
+    *("sampling.cc", "int8_product.cc", "bf16_product.cc"),
+)
 
 # In this order, after CXX.
 COMPILERS = ("c++", "g++", "clang++")

@@ -2,8 +2,8 @@
 
 XLA's products on the CPU arrange the weights anew at every call, which is most of what they cost
 for few tokens. Packed, the weights are words of four bytes: two or four inputs together, sixteen
-outputs side by side. `native_source/projection.cc` multiplies bfloat16 and needs instructions for
-it; `native_source/int8_projection.cc` multiplies the integers of `kernels_pallas.int8`. A token has
+outputs side by side. `native_source/bf16_product.cc` multiplies bfloat16 and needs instructions for
+it; `native_source/int8_product.cc` multiplies the integers of `kernels_pallas.int8`. A token has
 the same bits whatever it is computed with.
 
 This module has the order of packed weights, and single products, as the output projection is one;

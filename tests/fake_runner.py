@@ -240,7 +240,7 @@ class FakeModelRunner:
         most = max(bucket.num_seqs for bucket in buckets_for(config))
         self._require(len(items) <= most, "more sequences than any bucket holds")
         self._require(
-            all(item.row == config.max_num_seqs for item in items if item.is_draft),
+            all(item.row == config.max_num_seqs + 1 for item in items if item.is_draft),
             "a draft has a row",
         )
         self._require(len(set(rows)) == len(rows), f"a row is held twice: {rows}")

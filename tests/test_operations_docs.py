@@ -20,7 +20,7 @@ PAGES = {
 # Options of docker, helm, kubectl and of our other commands.
 FOREIGN_OPTIONS = set(
     "--build --build-arg --rm --set --from-file --help --admin --file --concurrency "
-    "--tenant --tokens-per-minute --max-concurrent-requests".split()
+    "--tenant --tokens-per-minute --max-concurrent-requests --isolation".split()
 )
 
 

@@ -1,9 +1,10 @@
-// The phases of attention, and the XLA custom calls of each for itself.
+// The phases of attention.
 
 #include "attention.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string_view>
 #include <type_traits>
@@ -13,15 +14,10 @@
 #include "formats.h"
 #include "products.h"
 #include "workers.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace headrace {
 namespace {
 
-namespace ffi = xla::ffi;
-
-// Below so many multiply-adds another thread costs more than it helps.
-constexpr int64_t WORK_PER_THREAD = 200000;
 // Tokens whose K and V are written by one thread at a time.
 constexpr int TOKENS_AT_ONCE = 16;
 
@@ -177,6 +173,7 @@ int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, co
                       int group, const AttentionOptions& options, const AttentionOut& out,
                       Failure& failure) {
   Step step{cache, batch, queries, options, out, {}, group};
+  if (options.window == 0) step.options.window = std::numeric_limits<int64_t>::max();
   bool pairs = false;
   with_format(cache.dtype, [&](auto format) {
     using Format = decltype(format);
@@ -203,95 +200,9 @@ int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, co
   return work;
 }
 
-namespace {
-
-ffi::Error write_kv(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::Buffer<ffi::F32> keys,
-                    ffi::Buffer<ffi::F32> values, ffi::Buffer<ffi::S32> slots,
-                    ffi::Buffer<ffi::S32> first_block, ffi::RemainingArgs more,
-                    ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets, std::string_view dtype) {
-  const auto shape = keys.dimensions();
-  if (data.untyped_data() != out->untyped_data())
-    return ffi::Error::InvalidArgument("the cache was copied");
-  const auto scales = more.get<ffi::AnyBuffer>(0);
-  const int head_dim = shape[2];
-  const Cache cache = cache_of(data, scales ? scales->untyped_data() : nullptr, dtype,
-                               first_block.typed_data()[0], head_dim);
-  const int64_t stride = shape[1] * head_dim;
-  const Heads of_keys{keys.typed_data(), stride, nullptr, {}, {}, head_dim};
-  const Heads of_values{values.typed_data(), stride, nullptr, {}, {}, head_dim};
-  Phases phases;
-  add_write(phases, cache, of_keys, of_values, slots.typed_data(), shape[0]);
-  // A number costs about as much as four multiply-adds.
-  phases.run(pool, shape[0] * stride * 8 / WORK_PER_THREAD + 1);
-  return ffi::Error::Success();
-}
-
-ffi::Error ragged_paged_attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries,
-                                  ffi::AnyBuffer data, ffi::Buffer<ffi::S32> starts,
-                                  ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::S32> tables,
-                                  ffi::Buffer<ffi::S32> first_block, ffi::RemainingArgs more,
-                                  ffi::ResultBuffer<ffi::F32> out, std::string_view dtype,
-                                  float scale, int64_t window, float soft_cap) {
-  const auto shape = queries.dimensions();
-  const int head_dim = shape[2];
-  const auto scales = more.get<ffi::AnyBuffer>(0);
-  const Cache cache = cache_of(data, scales ? scales->untyped_data() : nullptr, dtype,
-                               first_block.typed_data()[0], head_dim);
-  const Batch batch{nullptr, starts.typed_data(), lengths.typed_data(), tables.typed_data(),
-                    (int)lengths.dimensions()[0], (int)tables.dimensions()[1]};
-  const int64_t stride = shape[1] * head_dim;
-  std::fill(out->typed_data() + batch.num_tokens() * stride, out->typed_data() + shape[0] * stride, 0.0f);
-  Phases phases;
-  Failure failure;
-  const int64_t work = add_attention(
-      phases, cache, batch, {queries.typed_data(), stride, nullptr, {}, {}, head_dim},
-      shape[1] / cache.kv_heads, attention_options(scale, window, soft_cap),
-      {out->typed_data(), nullptr}, failure);
-  phases.run(pool, work / WORK_PER_THREAD + 1);
-  if (failure.lacks_memory)
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
-  return ffi::Error::Success();
-}
-
-}  // namespace
-}  // namespace headrace
-
-// All that the library exports; everything else is hidden.
-#pragma GCC visibility push(default)
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_write_kv, headrace::write_kv,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .RemainingRets()
-                                  .Attr<std::string_view>("dtype"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_ragged_paged_attention, headrace::ragged_paged_attention,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Attr<std::string_view>("dtype")
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("sliding_window")
-                                  .Attr<float>("soft_cap"));
-
-// The instructions that products of bfloat16 run on, for logs and people.
-extern "C" const char* headrace_instructions() {
+const char* bf16_instructions() {
 #if defined(HEADRACE_AMX)
-  if (headrace::may_use_tiles()) return "AMX";
+  if (may_use_tiles()) return "AMX";
 #endif
 #if defined(HEADRACE_AVX512_BF16)
   return "AVX-512 bf16";
@@ -304,4 +215,4 @@ extern "C" const char* headrace_instructions() {
 #endif
 }
 
-#pragma GCC visibility pop
+}  // namespace headrace

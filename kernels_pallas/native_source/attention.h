@@ -6,15 +6,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <string_view>
 
 #include "formats.h"
 #include "heads.h"
 #include "vectors.h"
 #include "workers.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace headrace {
 
@@ -37,7 +34,7 @@ struct Batch {
 
 struct AttentionOptions {
   float scale;
-  int64_t window;  // tokens that a token sees, its own included
+  int64_t window;  // tokens that a token sees, its own included; 0: all
   float soft_cap;  // 0: none
 };
 
@@ -64,16 +61,7 @@ int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, co
                       int group, const AttentionOptions& options, const AttentionOut& out,
                       Failure& failure);
 
-// A cache as XLA hands it over: [rows, 2, kv_heads, block_size, padded_dim], and its scales.
-inline Cache cache_of(const xla::ffi::AnyBuffer& data, void* scales, std::string_view dtype,
-                      int64_t first_block, int head_dim) {
-  const auto shape = data.dimensions();
-  return {(char*)data.untyped_data(), (uint16_t*)scales, dtype, first_block, (int)shape[2], head_dim,
-          (int)shape[4], (int)shape[3]};
-}
-
-inline AttentionOptions attention_options(float scale, int64_t window, float soft_cap) {
-  return {scale, window > 0 ? window : std::numeric_limits<int64_t>::max(), soft_cap};
-}
+// The instructions that products of bfloat16 run on, for logs and people.
+const char* bf16_instructions();
 
 }  // namespace headrace

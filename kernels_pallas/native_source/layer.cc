@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "bf16_product.h"
+#include "buffers.h"
 #include "heads.h"
 #include "int8_product.h"
 #include "panels.h"
@@ -22,9 +23,6 @@ namespace headrace {
 namespace {
 
 namespace ffi = xla::ffi;
-
-using FloatBuffer = ffi::Buffer<ffi::F32>;
-using Integers = ffi::Buffer<ffi::S32>;
 
 // Below so many multiply-adds another thread costs more than it helps.
 constexpr int64_t WORK_PER_THREAD = 500000;
@@ -59,12 +57,12 @@ template <class Product>
 void add_last(Phases& phases, const typename Product::Rows& rows, const typename Product::Weights& w,
               int64_t tokens, float* out, bool adds) {
   if (adds)
-    Product::add(phases, rows, w, tokens, AddSums{out, w.outputs});
+    add_product<Product>(phases, rows, w, tokens, AddSums{out, w.outputs});
   else
-    Product::add(phases, rows, w, tokens, StoreSums{out, w.outputs});
+    add_product<Product>(phases, rows, w, tokens, StoreSums{out, w.outputs});
 }
 
-int64_t tokens_of(const Integers& starts, int64_t bucket) {
+int64_t tokens_of(const IntBuffer& starts, int64_t bucket) {
   const int32_t used = starts.typed_data()[starts.element_count() - 1];
   return used > 0 ? used : bucket;
 }
@@ -82,8 +80,8 @@ ffi::Error no_memory() {
 }
 
 ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, FloatBuffer cosines,
-                          FloatBuffer sines, Integers slots, Integers starts, Integers lengths,
-                          Integers tables, Integers layer_index, FloatBuffer norm, ffi::AnyBuffer qkv_w,
+                          FloatBuffer sines, IntBuffer slots, IntBuffer starts, IntBuffer lengths,
+                          IntBuffer tables, IntBuffer layer_index, FloatBuffer norm, ffi::AnyBuffer qkv_w,
                           FloatBuffer qkv_scales, FloatBuffer qkv_bias, FloatBuffer q_norm, FloatBuffer k_norm,
                           ffi::AnyBuffer out_w, FloatBuffer out_scales, ffi::RemainingArgs more,
                           ffi::ResultBuffer<ffi::F32> out, ffi::Result<ffi::AnyBuffer> data_out,
@@ -97,12 +95,9 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
   if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
   const auto shape = x.dimensions();
   const int64_t tokens = tokens_of(starts, shape[0]), width = shape[1];
-  const auto scales = more.get<ffi::AnyBuffer>(0);
-  const Cache cache = cache_of(data, scales ? scales->untyped_data() : nullptr, dtype,
-                               layer * (data.dimensions()[0] / num_layers), head_dim);
-  const Batch batch{slots.typed_data(),       starts.typed_data(),
-                    lengths.typed_data(),     tables.typed_data(),
-                    (int)lengths.dimensions()[0], (int)tables.dimensions()[1]};
+  const int64_t first_block = layer * (data.dimensions()[0] / num_layers);
+  const Cache cache = cache_of(data, more, dtype, first_block, head_dim);
+  const Batch batch = batch_of(slots.typed_data(), starts, lengths, tables);
   return with_product(qkv_w, [&](auto product) {
     using Product = decltype(product);
     using Rows = typename Product::Rows;
@@ -137,11 +132,11 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
     Failure failure;
     begin(x, out->typed_data(), adds);
     add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width}, rows);
-    Product::add(phases, rows, to_qkv, tokens, StoreSums{qkv, to_qkv.outputs});
+    add_product<Product>(phases, rows, to_qkv, tokens, StoreSums{qkv, to_qkv.outputs});
     add_write(phases, cache, heads(q_size, &k_norm, true), heads(q_size + kv_size, nullptr, false),
               batch.slots, tokens);
     int64_t work = add_attention(phases, cache, batch, heads(0, &q_norm, true),
-                                 q_size / kv_size, attention_options(scale, window, soft_cap),
+                                 q_size / kv_size, {scale, window, soft_cap},
                                  attention_out, failure);
     if constexpr (!Rows::TAKES_PIECES)
       add_rounding(phases, LeftRows{attention_out.numbers, {}, tokens, q_size}, attended);
@@ -152,7 +147,7 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
   });
 }
 
-ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, Integers starts, Integers layer_index,
+ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer starts, IntBuffer layer_index,
                     FloatBuffer norm, ffi::AnyBuffer gate_up_w, FloatBuffer gate_up_scales,
                     ffi::AnyBuffer down_w, FloatBuffer down_scales, ffi::ResultBuffer<ffi::F32> out,
                     float eps, bool is_gelu, bool adds) {
@@ -184,7 +179,7 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, Integers starts, Intege
       else
         store(numbers + token * gated.inputs + first, x);
     };
-    Product::add(phases, rows, gate_up, tokens,
+    add_product<Product>(phases, rows, gate_up, tokens,
                  GateSums<decltype(put)>{put, down.inputs, is_gelu});
     if constexpr (!Rows::TAKES_PIECES)
       add_rounding(phases, LeftRows{numbers, {}, tokens, down.inputs}, gated);
@@ -206,11 +201,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
                                   .Arg<xla::ffi::AnyBuffer>()      // cache
                                   .Arg<headrace::FloatBuffer>()        // cosines
                                   .Arg<headrace::FloatBuffer>()        // sines
-                                  .Arg<headrace::Integers>()       // slots
-                                  .Arg<headrace::Integers>()       // starts
-                                  .Arg<headrace::Integers>()       // lengths
-                                  .Arg<headrace::Integers>()       // tables
-                                  .Arg<headrace::Integers>()       // layer
+                                  .Arg<headrace::IntBuffer>()       // slots
+                                  .Arg<headrace::IntBuffer>()       // starts
+                                  .Arg<headrace::IntBuffer>()       // lengths
+                                  .Arg<headrace::IntBuffer>()       // tables
+                                  .Arg<headrace::IntBuffer>()       // layer
                                   .Arg<headrace::FloatBuffer>()        // norm
                                   .Arg<xla::ffi::AnyBuffer>()      // to q, k and v
                                   .Arg<headrace::FloatBuffer>()        // scales
@@ -236,8 +231,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_mlp_half, headrace::mlp_half,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<headrace::FloatBuffer>()    // x
-                                  .Arg<headrace::Integers>()   // starts
-                                  .Arg<headrace::Integers>()   // layer
+                                  .Arg<headrace::IntBuffer>()   // starts
+                                  .Arg<headrace::IntBuffer>()   // layer
                                   .Arg<headrace::FloatBuffer>()    // norm
                                   .Arg<xla::ffi::AnyBuffer>()  // to gate and up
                                   .Arg<headrace::FloatBuffer>()    // scales

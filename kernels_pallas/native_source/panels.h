@@ -69,26 +69,47 @@ struct GateSums {
   }
 };
 
-// Adds all panels of a product. make_projector() is called in each thread, and its result with
-// tokens [first, end) and a panel.
-template <class MakeProjector>
-void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeProjector make_projector) {
-  // Tokens that one thread takes at a time, and those that go through a panel of weights together:
-  // what they need is in the nearest caches, and what follows each other is written together.
-  constexpr int64_t TOKENS_AT_ONCE = 512, TOKENS_TOGETHER = 2 * ROWS;
+// What multiplies, in each thread for itself. Up to TOGETHER tokens go through a panel at once.
+constexpr int TOGETHER = 2 * ROWS;
+
+class Multiplying {
+ public:
+  virtual ~Multiplying() = default;
+  // Sums of tokens [token, token + rows) with two columns of the weights: sums[row * WIDTH + output].
+  virtual void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) = 0;
+};
+
+// Adds all panels of a product. make_multiplying() is called in each thread.
+template <class MakeMultiplying, class Sink>
+void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeMultiplying make_multiplying, Sink sink) {
+  // Tokens that one thread takes at a time: what they need is in its caches.
+  constexpr int64_t TOKENS_AT_ONCE = 512;
   const int64_t parts = (tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
   // Few large shares: weights that follow each other are read by one thread.
   const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));
   const int64_t runs = (panels + run - 1) / run;
   phases.add(runs * parts, [=] {
-    return [=, projector = make_projector()](int64_t index) mutable {
+    return [=, multiply = std::unique_ptr<Multiplying>(make_multiplying())](int64_t index) {
       const int64_t end = std::min((index / runs + 1) * TOKENS_AT_ONCE, tokens);
       const int64_t last_panel = std::min((index % runs + 1) * run, panels);
-      for (int64_t first = index / runs * TOKENS_AT_ONCE; first < end; first += TOKENS_TOGETHER)
-        for (int64_t panel = index % runs * run; panel < last_panel; ++panel)
-          (*projector)(first, std::min(first + TOKENS_TOGETHER, end), panel);
+      alignas(64) float sums[TOGETHER * WIDTH];
+      for (int64_t first = index / runs * TOKENS_AT_ONCE; first < end; first += TOGETHER)
+        for (int64_t panel = index % runs * run; panel < last_panel; ++panel) {
+          const int64_t rows = std::min<int64_t>(TOGETHER, end - first);
+          const int64_t columns[PANEL] = {sink.column(panel, 0), sink.column(panel, 1)};
+          (*multiply)(first, rows, columns, sums);
+          sink(first, rows, panel, sums);
+        }
     };
   });
+}
+
+// Adds a product of rows with weights, one of Bf16Product and Int8Product.
+template <class Product, class Sink>
+void add_product(Phases& phases, const typename Product::Rows& x, const typename Product::Weights& w,
+                 int64_t tokens, const Sink& sink) {
+  add_panels(phases, tokens, w.outputs / WIDTH, [=] { return Product::new_multiplying(x, w, tokens); },
+             sink);
 }
 
 }  // namespace headrace

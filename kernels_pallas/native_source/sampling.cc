@@ -1,38 +1,18 @@
-// The XLA custom call that chooses the next token of each sequence.
-//
-// Row by row, each by one thread: a row has the same token whatever it is computed with. A row of
-// temperature 0 gets its first largest logit. Others are drawn by inversion: tokens are passed in
-// order until the sum of their weights e ** ((x - largest) / temperature) exceeds the uniform
-// number's share of the sum of all that are kept.
-//
-// Top-k keeps the k most likely tokens, top-p of these the fewest that reach a share of their
-// weight, min-p what has a share of the largest weight; ties with the last one stay. Thresholds come
-// from histograms: a bin is a slice of the logits, so only the bin in which a threshold lies is
-// sorted.
+#include "sampling.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "vectors.h"
 #include "workers.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace headrace {
 namespace {
-
-namespace ffi = xla::ffi;
-
-struct Sampling {
-  const float* logits;  // [rows, vocab]
-  int64_t vocab;
-  const float *temperature, *top_p, *min_p, *uniform;
-  const int32_t *top_k, *wanted;
-  int32_t* out;
-};
 
 // The first of the largest; 0 if there is no number at all.
 int32_t first_largest(const float* x, int64_t count) {
@@ -144,42 +124,14 @@ class Drawing {
   NoSubnormals no_subnormals_;
 };
 
-ffi::Error sample(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::F32> temperature,
-                  ffi::Buffer<ffi::S32> top_k, ffi::Buffer<ffi::F32> top_p, ffi::Buffer<ffi::F32> min_p,
-                  ffi::Buffer<ffi::F32> uniform, ffi::Buffer<ffi::S32> wanted,
-                  ffi::ResultBuffer<ffi::S32> out) {
-  const auto shape = logits.dimensions();
-  const Sampling sampling{logits.typed_data(), shape[1],
-                          temperature.typed_data(), top_p.typed_data(),
-                          min_p.typed_data(), uniform.typed_data(),
-                          top_k.typed_data(), wanted.typed_data(),
-                          out->typed_data()};
-  std::fill_n(sampling.out, shape[0], 0);
-  Phases phases;
-  phases.add(shape[0], [=] {
+}  // namespace
+
+void add_sampling(Phases& phases, const Sampling& sampling, int64_t rows) {
+  phases.add(rows, [=] {
     return [=, drawing = std::make_unique<Drawing>(sampling)](int64_t row) {
-      if (sampling.wanted[row] != 0) sampling.out[row] = (*drawing)(row);
+      sampling.out[row] = sampling.wanted[row] == 0 ? 0 : (*drawing)(row);
     };
   });
-  phases.run(pool, shape[0]);
-  return ffi::Error::Success();
 }
 
-}  // namespace
 }  // namespace headrace
-
-#pragma GCC visibility push(default)
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_sample, headrace::sample,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>());
-
-#pragma GCC visibility pop

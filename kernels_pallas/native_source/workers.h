@@ -13,7 +13,10 @@
 #include <vector>
 
 #include "vectors.h"
-#include "xla/ffi/api/ffi.h"
+
+namespace xla::ffi {
+class ThreadPool;
+}
 
 namespace headrace {
 
@@ -104,12 +107,7 @@ class Phases {
   }
 
   // Runs all of them, in up to `workers` threads.
-  void run(xla::ffi::ThreadPool& pool, int64_t workers) {
-    const int64_t helpers = std::min(std::min(workers, pool.num_threads()), most_tasks_) - 1;
-    for (int64_t helper = 0; helper < helpers; ++helper)
-      pool.Schedule([job = job_] { job->take_part(); });
-    job_->take_part();
-  }
+  void run(xla::ffi::ThreadPool& pool, int64_t workers);
 
  private:
   struct alignas(64) Phase {

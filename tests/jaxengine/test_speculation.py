@@ -43,7 +43,8 @@ def guesses(output):
 def test_guesses_are_further_tokens_of_the_step():
     request, step = Guessing().with_drafts()
     assert guesses(step) == [("a", 6, None), ("a", 7, 4), ("a", 8, 1)]
-    assert [item.row for item in step.scheduled] == [request.row, 4, 4]  # 4: nobody's
+    # Rows are 0 to 3; 4 is for what is not sampled, 5 for what is sampled and not remembered.
+    assert [item.row for item in step.scheduled] == [request.row, 5, 5]
     assert [list(item.token_ids) for item in step.scheduled] == [[3], [4], [1]]
     assert (step.num_tokens, step.work.num_seqs, step.work.decode_only) == (3, 3, True)
     assert step.work.decode_context == 7 + 8 + 9
