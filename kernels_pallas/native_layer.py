@@ -3,7 +3,7 @@
 Between the products of a layer lie norms, the rotation of queries and keys, the write into the KV
 cache, attention, a gate and two sums. XLA makes a pass over memory of each, many of them in one
 thread, and its threads meet at every product. `native_source/layer.cc` hands rows from one to the
-next in phases of one call: a third of the time of a step that decodes (docs/decisions/0023).
+next in phases of one call: a third of the time of a step that decodes (docs/decisions/0025).
 
 Weights of all layers lie in one array each, packed as `projection` has it, and a call is told which
 layer is meant: a program can go through the layers in a loop without a copy of their weights.

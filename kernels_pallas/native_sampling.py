@@ -1,7 +1,7 @@
 """The choice of the next token of each row, on CPUs; `native_source/sampling.cc` says how.
 
 XLA draws in passes over all rows and the whole vocabulary, in one thread; top-p took half a second
-for 64 rows of 49,152 logits, against some milliseconds here (docs/decisions/0023).
+for 64 rows of 49,152 logits, against some milliseconds here (docs/decisions/0025).
 
 Letters: S rows, V vocabulary.
 """
