@@ -121,6 +121,7 @@ class BatchBuilder:
                 prompt_logprobs.append((index, start, count))
             start += item.num_new_tokens
         views["query_start_loc"][len(order) :] = start
+        views["num_slots"][...] = start + output.wasted_slots
         views["any_logprobs"][...] = bool(logprobs)
         views["any_targets"][...] = bool(prompt_logprobs)
         num_decodes = sum(item.num_new_tokens == 1 for item in items)

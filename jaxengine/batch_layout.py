@@ -110,6 +110,7 @@ class ScheduledBatch(NamedTuple):
         token_ids: literal ids, or -1 - r for "the last token of row r", known only here.
         positions: absolute position of each token in its sequence.
         sample_indices: packed index of the token after which each sequence is sampled.
+        num_slots: tokens, and slots that are computed though they hold none.
         targets: prompt token after each token, where its log-probability is wanted, else -1; of
             no use (and without elements) where every sequence has one token.
         any_targets: whether some sequence wants those of prompt tokens at all.
@@ -118,6 +119,7 @@ class ScheduledBatch(NamedTuple):
     token_ids: Int[Array, "T"]
     positions: Int[Array, "T"]
     sample_indices: Int[Array, "S"]
+    num_slots: Int[Array, ""]
     attention: AttentionBatch
     targets: Int[Array, "T"]
     any_targets: Array
@@ -212,6 +214,7 @@ class BatchLayout:
             "decode_splits": (max_decode_splits(seqs), DECODE_SPLIT_FIELDS),
             "split_starts": (seqs + 1,),
             **windows,
+            "num_slots": (),
             "num_decodes": (),
             "num_prefill_tiles": (),
             "targets": (0 if decode_only else tokens,),
@@ -235,6 +238,7 @@ class BatchLayout:
             token_ids=arrays["token_ids"],
             positions=arrays["positions"],
             sample_indices=arrays["sample_indices"],
+            num_slots=arrays["num_slots"],
             attention=AttentionBatch(
                 **{name: arrays[name] for name in AttentionBatch._fields if name in arrays}
             ),

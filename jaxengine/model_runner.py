@@ -338,8 +338,9 @@ class JaxModelRunner:
         """Run a step without sequences; return the seconds that it took."""
         packed = np.zeros(layout.size, np.int32)
         # Only the reserved block is written, and rows that are set again before they are read.
-        rows = np.arange(layout.bucket.num_seqs)
-        layout.views(packed)["rows"][:] = rows.clip(max=self._config.max_num_seqs)
+        num_tokens, num_seqs, _ = layout.bucket
+        layout.views(packed)["rows"][:] = np.arange(num_seqs).clip(max=self._config.max_num_seqs)
+        layout.views(packed)["num_slots"][...] = num_tokens
         rules = self._no_rules[layout.bucket.num_seqs]
         times_s = []
         for _ in range(repeats):  # the first run of a program has things to set up

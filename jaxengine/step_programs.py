@@ -80,6 +80,7 @@ def make_forward(
             batch.positions,
             kv_cache,
             batch.attention,
+            num_slots=batch.num_slots,
             decode_only=layout.bucket.decode_only,
         )
         ends_S = batch.sample_indices

@@ -108,8 +108,10 @@ def find_layer_fault(
     results: dict[str, list[list[Doubles]]] = {"attention": [[], []], "mlp": [[], []]}
     for before, after in pairwise(lengths):
         x, rope, batch = _step(streams, before, after)
-        attended, cache = run_attention(x, attention, rope, cache, batch)
-        for name, computed in (("attention", attended), ("mlp", run_mlp(x, mlp, batch))):
+        # One slot more than there are tokens, as a static batch has them.
+        num_slots = jnp.int32((after - before).sum() + 1)
+        attended, cache = run_attention(x, attention, rope, cache, batch, num_slots)
+        for name, computed in (("attention", attended), ("mlp", run_mlp(x, mlp, num_slots))):
             if not np.isfinite(computed).all():
                 return f"{weight_dtype} layer, {name}: something that is not finite"
             first = after[0] - before[0]

@@ -70,6 +70,7 @@ def run_attention_half(
     rope: tuple[Float[Array, "T 1 H/2"], Float[Array, "T 1 H/2"]],
     kv_cache: KVCache,
     batch: AttentionBatch,
+    num_slots: Int[Array, ""],
     *,
     layer: Int[Array, ""],
     eps: float,
@@ -80,8 +81,7 @@ def run_attention_half(
 ) -> tuple[Float[Array, "T D"], KVCache]:
     """Run norm, attention and its output product; write K and V into the cache, in place.
 
-    `native.load` must have been called. A token has the same bits whatever it is computed with;
-    tokens of the bucket that are not of the batch are padding, and finite.
+    `native.load` must have been called. A token has the same bits whatever it is computed with.
 
     Args:
         x_TD: the residual stream, in f32.
@@ -89,6 +89,8 @@ def run_attention_half(
         rope: cosines and sines of each token.
         kv_cache: of the native kernel.
         batch: where the tokens belong.
+        num_slots: how many of the T are computed, at least those of the batch. What the others
+            hold is finite.
         layer: which one is run.
         eps: of the norms.
         scale: as of ragged_paged_attention.
@@ -105,6 +107,7 @@ def run_attention_half(
         kv_cache.data,
         cosines.reshape(num_tokens, half),
         sines.reshape(num_tokens, half),
+        num_slots,
         batch.slot_mapping,
         batch.query_start_loc,
         batch.seq_lens,
@@ -147,7 +150,7 @@ def run_attention_half(
 def run_mlp_half(
     x_TD: Float[Array, "T D"],
     weights: MLPWeights,
-    batch: AttentionBatch,
+    num_slots: Int[Array, ""],
     *,
     layer: Int[Array, ""],
     eps: float,
@@ -159,7 +162,7 @@ def run_mlp_half(
     Args:
         x_TD: as of run_attention_half.
         weights: of all layers.
-        batch: as of run_attention_half.
+        num_slots: as of run_attention_half.
         layer: likewise.
         eps: of the norm.
         is_gelu: the gate is a GELU, by tanh, instead of a SiLU.
@@ -172,7 +175,7 @@ def run_mlp_half(
     )
     out_TD: Array = call(
         x_TD,
-        batch.query_start_loc,
+        num_slots,
         layer.astype(jnp.int32),
         weights.norm,
         *_operands(weights.gate_up),

@@ -86,9 +86,19 @@ class Decoder(nnx.Module):
         kv_cache: KVCache,
         batch: AttentionBatch,
         *,
+        num_slots: Int[Array, ""] | None = None,
         decode_only: bool,
     ) -> tuple[Float[Array, "T D"], KVCache]:
         """Run all layers over the packed tokens.
+
+        Args:
+            token_ids_T: of the packed tokens.
+            positions_T: in their sequences.
+            kv_cache: as of ragged_paged_attention.
+            batch: likewise.
+            num_slots: how many of the slots are computed, if not all are; packed layers leave
+                out the others.
+            decode_only: as of ragged_paged_attention.
 
         Returns:
             Hidden states before the final norm, and the cache with this step's K and V.
@@ -108,7 +118,9 @@ class Decoder(nnx.Module):
                     graph, weights, x_TD, rope, kv_cache, batch, number, windows[index], decode_only
                 )
             return x_TD, kv_cache
-        return run_packed_layers(self.stack, self.config, x_TD, rope, kv_cache, batch)
+        return run_packed_layers(
+            self.stack, self.config, x_TD, rope, kv_cache, batch, num_slots=num_slots
+        )
 
     def logits(
         self, x_SD: Float[Array, "S D"], *, wanted_S: Bool[Array, "S"] | None = None

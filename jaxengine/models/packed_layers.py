@@ -9,6 +9,7 @@ Letters: T packed tokens, D model.
 import itertools
 from functools import partial
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -39,6 +40,8 @@ def run_packed_layers(
     rope: Rope,
     kv_cache: KVCache,
     batch: AttentionBatch,
+    *,
+    num_slots: Int[Array, ""] | None,
 ) -> Carried:
     """Run all layers over the packed tokens.
 
@@ -49,6 +52,7 @@ def run_packed_layers(
         rope: cosines and sines.
         kv_cache: of the native kernel.
         batch: where the tokens belong.
+        num_slots: as of Decoder.
 
     Returns:
         The residual stream behind the last layer, and the cache with this step's K and V.
@@ -66,6 +70,8 @@ def run_packed_layers(
         gate_up=_packed(stack.mlp.gate_up_proj),
         down=_packed(stack.mlp.down_proj),
     )
+    if num_slots is None:
+        num_slots = jnp.int32(len(x_TD))
     # What is added to the stream can be added at once, unless others have parts of it too, or it
     # goes through a norm before.
     adds = config.num_shards == 1 and not config.is_gemma2
@@ -90,6 +96,7 @@ def run_packed_layers(
             rope,
             kv_cache,
             batch,
+            num_slots,
             layer=layer,
             eps=eps,
             scale=config.attention_scale,
@@ -99,7 +106,7 @@ def run_packed_layers(
         )
         x_TD = add(x_TD, attended_TD, stack.attended_norm, layer)
         mlp_TD = run_mlp_half(
-            x_TD, mlp, batch, layer=layer, eps=eps, is_gelu=config.is_gemma2, adds=adds
+            x_TD, mlp, num_slots, layer=layer, eps=eps, is_gelu=config.is_gemma2, adds=adds
         )
         return add(x_TD, mlp_TD, stack.mlp_norm, layer), kv_cache
 

@@ -28,7 +28,10 @@ class Writer {
 
  public:
   Writer(const Cache& cache, const Heads& keys, const Heads& values, const int32_t* slots)
-      : cache_(cache), heads_{keys, values}, slots_(slots), room_(cache.head_dim),
+      : cache_(cache),
+        heads_{keys, values},
+        slots_(slots),
+        room_(cache.head_dim),
         encoded_(cache.padded_dim + LANES) {}
 
   void operator()(int64_t token) {
@@ -38,8 +41,7 @@ class Writer {
     for (int which = 0; which < 2; ++which)
       for (int head = 0; head < cache_.kv_heads; ++head) {
         const float* from = heads_[which].row(token, head, room_.data());
-        const int64_t index =
-            ((cache_.first_block + block) * 2 + which) * cache_.kv_heads + head;
+        const int64_t index = ((cache_.first_block + block) * 2 + which) * cache_.kv_heads + head;
         encode(from, index * cache_.block_size + offset);
         Stored* to = (Stored*)cache_.data + index * cache_.block_size * cache_.padded_dim;
         which == 0 ? put_key(to, offset) : put_value(to, offset);
@@ -61,7 +63,8 @@ class Writer {
       for (int h = 0; h < dim; ++h) largest = std::max(largest, std::fabs(number(from[h])));
       const uint16_t of_all = Format::scale_of(largest);
       cache_.scales[scale] = of_all;
-      for (int h = 0; h < dim; ++h) to[h] = Format::encode(number(from[h]), float_of_bfloat16(of_all));
+      for (int h = 0; h < dim; ++h)
+        to[h] = Format::encode(number(from[h]), float_of_bfloat16(of_all));
     } else {
       for (int h = 0; h < dim; ++h) to[h] = Format::encode(from[h]);
     }
@@ -80,7 +83,9 @@ class Writer {
   void put_key(Stored* to, int offset) const {
     const int64_t width = cache_.block_size;
     if constexpr (Format::PAIRS) {
-      struct Pair { Stored numbers[2]; };
+      struct Pair {
+        Stored numbers[2];
+      };
       const Pair* from = (const Pair*)encoded_.data();
       for (int pair = 0; pair < cache_.padded_dim / 2; ++pair)
         ((Pair*)to)[pair * width + offset] = from[pair];
@@ -161,10 +166,11 @@ void add_write(Phases& phases, const Cache& cache, const Heads& keys, const Head
   with_format(cache.dtype, [&](auto format) {
     using Format = decltype(format);
     phases.add((num_tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE, [=] {
-      return [=, writer = std::make_unique<Writer<Format>>(cache, keys, values, slots)](int64_t part) {
-        const int64_t end = std::min((part + 1) * TOKENS_AT_ONCE, num_tokens);
-        for (int64_t token = part * TOKENS_AT_ONCE; token < end; ++token) (*writer)(token);
-      };
+      return
+          [=, writer = std::make_unique<Writer<Format>>(cache, keys, values, slots)](int64_t part) {
+            const int64_t end = std::min((part + 1) * TOKENS_AT_ONCE, num_tokens);
+            for (int64_t token = part * TOKENS_AT_ONCE; token < end; ++token) (*writer)(token);
+          };
     });
   });
 }

@@ -1,8 +1,8 @@
 // Ragged paged attention for the query rows of one sequence that share a kv head.
 //
-// Online softmax over tiles of KV_TILE tokens, counted from the beginning of the sequence, in order.
-// What a row may not see of a tile, after its own token or before its window, it sees with weight
-// zero, which changes no bit; so the result of a row depends on nothing but its sequence.
+// Online softmax over tiles of KV_TILE tokens, counted from the beginning of the sequence, in
+// order. What a row may not see of a tile, after its own token or before its window, it sees with
+// weight zero, which changes no bit; so the result of a row depends on nothing but its sequence.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,8 @@ class Worker {
   void operator()(const Item* first, const Item* end) {
     if (!has_memory_) return;
     if (first < end) fetch(*first, span(*first).begin, 0), fetch(*first, span(*first).begin, 1);
-    for (const Item* item = first; item < end; ++item) attend(*item, item + 1 < end ? item + 1 : nullptr);
+    for (const Item* item = first; item < end; ++item)
+      attend(*item, item + 1 < end ? item + 1 : nullptr);
   }
 
  private:
@@ -119,8 +120,7 @@ class Worker {
     for (int first = begin; first < end; first += KV_TILE) {
       if (first + KV_TILE < end)
         visit(item, rows, first, std::min(KV_TILE, end - first), &item, first + KV_TILE);
-      else
-        visit(item, rows, first, end - first, next, next == nullptr ? 0 : span(*next).begin);
+      else visit(item, rows, first, end - first, next, next == nullptr ? 0 : span(*next).begin);
     }
     store_sums(item, start);
   }
@@ -156,7 +156,8 @@ class Worker {
   void load_queries(const Item& item, int start) {
     const int padded = step_.cache.padded_dim;
     for (int row = item.first_row; row < item.end_row; ++row) {
-      const float* from = step_.queries.row(start + row / step_.group, query_head(item, row), room_);
+      const float* from =
+          step_.queries.row(start + row / step_.group, query_head(item, row), room_);
       from = padded_row(from);
       uint32_t* to = queries_ + (row - item.first_row) * Left::row_words(padded);
       for (int h = 0; h < padded; h += LANES)
@@ -199,8 +200,8 @@ class Worker {
       weigh(row, hidden_[row] - first, visible_[row] - first, columns);
     if (next != nullptr) fetch(*next, next_first, 1);
     const int dim = step_.cache.padded_dim;
-    const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE), dim,
-                      dim, false};
+    const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE),
+                      dim,  dim,        false};
     for (int block = 0; block < num_blocks; ++block)
       for (int column = 0; column < shape.columns; ++column)
         right_[block * shape.columns + column] = value_blocks_[block] + column * LANES;
@@ -222,8 +223,14 @@ class Worker {
   }
 
   void score(int rows, int num_blocks, int columns) {
-    Shape shape{rows, 1, key_steps(), columns, Left::row_words(step_.cache.padded_dim),
-                step_.cache.block_size, KV_TILE, true};
+    Shape shape{rows,
+                1,
+                key_steps(),
+                columns,
+                Left::row_words(step_.cache.padded_dim),
+                step_.cache.block_size,
+                KV_TILE,
+                true};
     if (step_.cache.block_size >= LANES) {
       const int per_block = step_.cache.block_size / LANES;
       for (int column = 0; column < columns; ++column)
@@ -245,9 +252,9 @@ class Worker {
                      block % per_column * step_.cache.block_size;
       for (int step = 0; step < key_steps(); ++step, to += LANES) {
         if (block < num_blocks)
-          std::copy_n(key_blocks_[block] + step * step_.cache.block_size, step_.cache.block_size, to);
-        else
-          std::fill_n(to, step_.cache.block_size, 0);
+          std::copy_n(key_blocks_[block] + step * step_.cache.block_size, step_.cache.block_size,
+                      to);
+        else std::fill_n(to, step_.cache.block_size, 0);
       }
     }
   }
@@ -314,17 +321,13 @@ class Worker {
       int h = 0;
       for (; h + LANES <= dim; h += LANES) {
         const Floats mean = load<Floats>(from + h) / total + 0.0f;
-        if (step_.out.rounded != nullptr)
-          put_pairs((uint32_t*)(step_.out.rounded + at), h, mean);
-        else
-          store(step_.out.numbers + at + h, mean);
+        if (step_.out.rounded != nullptr) put_pairs((uint32_t*)(step_.out.rounded + at), h, mean);
+        else store(step_.out.numbers + at + h, mean);
       }
       for (; h < dim; ++h) {
         const float mean = from[h] / total + 0.0f;
-        if (step_.out.rounded != nullptr)
-          step_.out.rounded[at + h] = bfloat16_of(mean);
-        else
-          step_.out.numbers[at + h] = mean;
+        if (step_.out.rounded != nullptr) step_.out.rounded[at + h] = bfloat16_of(mean);
+        else step_.out.numbers[at + h] = mean;
       }
     }
   }

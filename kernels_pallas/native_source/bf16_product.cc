@@ -21,7 +21,8 @@ constexpr int DEPTH = Bf16Product::DEPTH, TILE = COLUMN * DEPTH;
 
 class Tiles : public Multiplying {
  public:
-  Tiles(const Rows& x, const Weights& w, int64_t tokens) : x_(x), w_(w), rows_(std::min<int64_t>(tokens, ROWS)) {
+  Tiles(const Rows& x, const Weights& w, int64_t tokens)
+      : x_(x), w_(w), rows_(std::min<int64_t>(tokens, ROWS)) {
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 6 ? rows_ : ROWS, 64);
     tiles_.configure(shapes);
@@ -33,7 +34,8 @@ class Tiles : public Multiplying {
     int64_t row = 0;
     for (; row + rows_ <= rows; row += rows_) one(token + row, weights, sums + row * WIDTH);
     if (row == rows) return;
-    // Tokens that fill no tile: with some before them once more, in a full one. They are the same bits.
+    // Tokens that fill no tile: with some before them once more, in a full one. They are the same
+    // bits.
     const int64_t again = rows_ - (rows - row);
     one(token + row - again, weights, spare_);
     std::copy_n(spare_ + again * WIDTH, (rows - row) * WIDTH, sums + row * WIDTH);
@@ -104,13 +106,20 @@ class Vectors : public Multiplying {
     for (; rows >= MOST; rows -= MOST, token += MOST, sums += MOST * WIDTH)
       few<MOST>(token, left, right, sums);
     switch (rows) {
-      case 7: return few<7>(token, left, right, sums);
-      case 6: return few<6>(token, left, right, sums);
-      case 5: return few<5>(token, left, right, sums);
-      case 4: return few<4>(token, left, right, sums);
-      case 3: return few<3>(token, left, right, sums);
-      case 2: return few<2>(token, left, right, sums);
-      case 1: return few<1>(token, left, right, sums);
+      case 7:
+        return few<7>(token, left, right, sums);
+      case 6:
+        return few<6>(token, left, right, sums);
+      case 5:
+        return few<5>(token, left, right, sums);
+      case 4:
+        return few<4>(token, left, right, sums);
+      case 3:
+        return few<3>(token, left, right, sums);
+      case 2:
+        return few<2>(token, left, right, sums);
+      case 1:
+        return few<1>(token, left, right, sums);
     }
   }
 
@@ -158,7 +167,8 @@ bool Bf16Product::can_run() {
 #endif
 }
 
-std::unique_ptr<Multiplying> Bf16Product::new_multiplying(const Rows& x, const Weights& w, int64_t tokens) {
+std::unique_ptr<Multiplying> Bf16Product::new_multiplying(const Rows& x, const Weights& w,
+                                                          int64_t tokens) {
 #if defined(HEADRACE_AMX)
   if (may_use_tiles()) return std::make_unique<Tiles>(x, w, tokens);
 #endif

@@ -52,7 +52,8 @@ struct Bf16Product {
   static bool can_run();
 
   // In the calling thread.
-  static std::unique_ptr<Multiplying> new_multiplying(const Rows& x, const Weights& w, int64_t tokens);
+  static std::unique_ptr<Multiplying> new_multiplying(const Rows& x, const Weights& w,
+                                                      int64_t tokens);
 };
 
 }  // namespace headrace

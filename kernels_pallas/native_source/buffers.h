@@ -18,9 +18,13 @@ inline Cache cache_of(const xla::ffi::AnyBuffer& data, const xla::ffi::Remaining
                       std::string_view dtype, int64_t first_block, int64_t head_dim) {
   const auto shape = data.dimensions();
   const auto scales = more.get<xla::ffi::AnyBuffer>(0);
-  return {(char*)data.untyped_data(), scales ? (uint16_t*)scales->untyped_data() : nullptr, dtype,
-          first_block,                (int)shape[2],
-          (int)head_dim,              (int)shape[4],
+  return {(char*)data.untyped_data(),
+          scales ? (uint16_t*)scales->untyped_data() : nullptr,
+          dtype,
+          first_block,
+          (int)shape[2],
+          (int)head_dim,
+          (int)shape[4],
           (int)shape[3]};
 }
 

@@ -1,5 +1,5 @@
-// The XLA custom calls of single operations; layer.cc has those of the layers. And how XLA's threads
-// are put to work.
+// The XLA custom calls of single operations; layer.cc has those of the layers. And how XLA's
+// threads are put to work.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,9 +31,8 @@ namespace ffi = xla::ffi;
 // Below so many multiply-adds another thread costs more than it helps.
 constexpr int64_t ATTENTION_PER_THREAD = 200000, PRODUCT_PER_THREAD = 500000;
 
-ffi::Error write_kv(ffi::ThreadPool pool, ffi::AnyBuffer data, FloatBuffer keys,
-                    FloatBuffer values, IntBuffer slots,
-                    IntBuffer first_block, ffi::RemainingArgs more,
+ffi::Error write_kv(ffi::ThreadPool pool, ffi::AnyBuffer data, FloatBuffer keys, FloatBuffer values,
+                    IntBuffer slots, IntBuffer first_block, ffi::RemainingArgs more,
                     ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets, std::string_view dtype) {
   const auto shape = keys.dimensions();
   if (data.untyped_data() != out->untyped_data())
@@ -50,9 +49,8 @@ ffi::Error write_kv(ffi::ThreadPool pool, ffi::AnyBuffer data, FloatBuffer keys,
   return ffi::Error::Success();
 }
 
-ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries,
-                                  ffi::AnyBuffer data, IntBuffer starts,
-                                  IntBuffer lengths, IntBuffer tables,
+ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries, ffi::AnyBuffer data,
+                                  IntBuffer starts, IntBuffer lengths, IntBuffer tables,
                                   IntBuffer first_block, ffi::RemainingArgs more,
                                   ffi::ResultBuffer<ffi::F32> out, std::string_view dtype,
                                   float scale, int64_t window, float soft_cap) {
@@ -61,13 +59,13 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries,
   const Cache cache = cache_of(data, more, dtype, first_block.typed_data()[0], head_dim);
   const Batch batch = batch_of(nullptr, starts, lengths, tables);
   const int64_t stride = shape[1] * head_dim;
-  std::fill(out->typed_data() + batch.num_tokens() * stride, out->typed_data() + shape[0] * stride, 0.0f);
+  std::fill(out->typed_data() + batch.num_tokens() * stride, out->typed_data() + shape[0] * stride,
+            0.0f);
   Phases phases;
   Failure failure;
   const int64_t work = add_attention(
       phases, cache, batch, {queries.typed_data(), stride, nullptr, {}, {}, head_dim},
-      shape[1] / cache.kv_heads, {scale, window, soft_cap},
-      {out->typed_data(), nullptr}, failure);
+      shape[1] / cache.kv_heads, {scale, window, soft_cap}, {out->typed_data(), nullptr}, failure);
   phases.run(pool, work / ATTENTION_PER_THREAD + 1);
   if (failure.lacks_memory)
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
@@ -77,7 +75,7 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries,
 // Of the rows that are wanted; what the result has in other rows is nobody's business.
 template <class Product>
 ffi::Error run_product(ffi::ThreadPool& pool, LeftRows left, const IntBuffer& wanted,
-               const typename Product::Weights& w, float* out) {
+                       const typename Product::Weights& w, float* out) {
   std::vector<int32_t> places;
   for (int64_t row = 0; row < left.tokens; ++row)
     if (wanted.typed_data()[row] != 0) places.push_back(row);
@@ -103,19 +101,17 @@ LeftRows left_rows(const FloatBuffer& x, const FloatBuffer& norm, float eps) {
   return {x.typed_data(), {scale, eps}, shape[0], shape[1]};
 }
 
-ffi::Error project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm,
-                   IntBuffer wanted, ffi::Buffer<ffi::BF16> w,
-                   ffi::ResultBuffer<ffi::F32> out, float eps) {
+ffi::Error project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
+                   ffi::Buffer<ffi::BF16> w, ffi::ResultBuffer<ffi::F32> out, float eps) {
   const LeftRows left = left_rows(x, norm, eps);
   const Bf16Product::Weights weights{(const uint16_t*)w.untyped_data(), nullptr,
                                      out->dimensions()[1], left.inputs};
   return run_product<Bf16Product>(pool, left, wanted, weights, out->typed_data());
 }
 
-ffi::Error int8_project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm,
-                        IntBuffer wanted, ffi::Buffer<ffi::S8> w,
-                        FloatBuffer scales,
-                        ffi::ResultBuffer<ffi::F32> out, float eps) {
+ffi::Error int8_project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
+                        ffi::Buffer<ffi::S8> w, FloatBuffer scales, ffi::ResultBuffer<ffi::F32> out,
+                        float eps) {
   const LeftRows left = left_rows(x, norm, eps);
   const Int8Product::Weights weights{w.typed_data(), scales.typed_data(), out->dimensions()[1],
                                      left.inputs};
@@ -123,14 +119,13 @@ ffi::Error int8_project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm,
 }
 
 ffi::Error sample(ffi::ThreadPool pool, FloatBuffer logits, FloatBuffer temperature,
-                  IntBuffer top_k, FloatBuffer top_p, FloatBuffer min_p,
-                  FloatBuffer uniform, IntBuffer wanted,
-                  ffi::ResultBuffer<ffi::S32> out) {
+                  IntBuffer top_k, FloatBuffer top_p, FloatBuffer min_p, FloatBuffer uniform,
+                  IntBuffer wanted, ffi::ResultBuffer<ffi::S32> out) {
   const auto shape = logits.dimensions();
-  const Sampling sampling{logits.typed_data(), shape[1],
+  const Sampling sampling{logits.typed_data(),      shape[1],
                           temperature.typed_data(), top_p.typed_data(),
-                          min_p.typed_data(), uniform.typed_data(),
-                          top_k.typed_data(), wanted.typed_data(),
+                          min_p.typed_data(),       uniform.typed_data(),
+                          top_k.typed_data(),       wanted.typed_data(),
                           out->typed_data()};
   Phases phases;
   add_sampling(phases, sampling, shape[0]);

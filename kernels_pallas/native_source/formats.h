@@ -114,9 +114,7 @@ template <int MANTISSA, int BIAS, uint32_t LARGEST_BITS, int LARGEST>
 struct Float8 {
   using Stored = uint8_t;
   static constexpr bool PAIRS = true, SCALED = false;
-  static Stored encode(float x) {
-    return encode_small<MANTISSA, BIAS>(within(x, (float)LARGEST));
-  }
+  static Stored encode(float x) { return encode_small<MANTISSA, BIAS>(within(x, (float)LARGEST)); }
   static void decode(const void* stored, uint32_t* to, int64_t count) {
     const Stored* from = (const Stored*)stored;
     decode_to_pairs(to, count, [&](int64_t i) {
@@ -149,7 +147,7 @@ struct Int8 {
 
 // What reading the cache has to know of its format.
 struct Reading {
-  int bytes;   // of a number
+  int bytes;  // of a number
   bool scaled;
   // Makes the operand of a product of stored numbers; null if they are one already.
   void (*decode)(const void* from, uint32_t* to, int64_t count);

@@ -22,7 +22,8 @@ using Weights = Int8Product::Weights;
 constexpr int DEPTH = Int8Product::DEPTH, WORD = Int8Product::WORD;
 
 // Both scales, for LANES sums of a token, from output `first` of a column on.
-HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, int64_t column, int first, Ints sums) {
+HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, int64_t column,
+                              int first, Ints sums) {
   const Floats of_token = __builtin_convertvector(sums, Floats) * x.rows.scales[token];
   return of_token * load<Floats>(w.scales + column * COLUMN + first);
 }
@@ -31,7 +32,8 @@ HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, in
 
 class Tiles : public Multiplying {
  public:
-  Tiles(const Rows& x, const Weights& w, int64_t tokens) : x_(x), w_(w), rows_(std::min<int64_t>(tokens, ROWS)) {
+  Tiles(const Rows& x, const Weights& w, int64_t tokens)
+      : x_(x), w_(w), rows_(std::min<int64_t>(tokens, ROWS)) {
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 6 ? rows_ : ROWS, 64);
     tiles_.configure(shapes);
@@ -48,7 +50,8 @@ class Tiles : public Multiplying {
       finish(token + row, 0, rows_, columns, sums + row * WIDTH);
     }
     if (row == rows) return;
-    // Tokens that fill no tile: with some before them once more, in a full one. They are the same bits.
+    // Tokens that fill no tile: with some before them once more, in a full one. They are the same
+    // bits.
     const int64_t again = rows_ - (rows - row);
     one(token + row - again, columns);
     finish(token + row - again, again, rows - row, columns, sums + row * WIDTH);
@@ -250,7 +253,8 @@ class Vectors : public Multiplying {
 
 }  // namespace
 
-std::unique_ptr<Multiplying> Int8Product::new_multiplying(const Rows& x, const Weights& w, int64_t tokens) {
+std::unique_ptr<Multiplying> Int8Product::new_multiplying(const Rows& x, const Weights& w,
+                                                          int64_t tokens) {
 #if defined(HEADRACE_AMX_INT8)
   if (may_use_tiles()) return std::make_unique<Tiles>(x, w, tokens);
 #endif

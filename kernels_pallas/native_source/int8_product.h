@@ -58,7 +58,8 @@ struct Int8Product {
   static bool can_run() { return true; }
 
   // In the calling thread.
-  static std::unique_ptr<Multiplying> new_multiplying(const Rows& x, const Weights& w, int64_t tokens);
+  static std::unique_ptr<Multiplying> new_multiplying(const Rows& x, const Weights& w,
+                                                      int64_t tokens);
 };
 
 }  // namespace headrace

@@ -2,9 +2,9 @@
 // pass over memory each in XLA, and a meeting of its threads. Here each half is one call, whose
 // phases hand over what they have computed while it is in the caches.
 //
-// Only the tokens of the batch are computed, not the padding of its bucket. A batch without
-// sequences is computed in full, since it is there to measure its bucket.
+// Only so many slots are computed as are asked for, not the whole bucket.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -35,7 +35,8 @@ const float* of_layer(const FloatBuffer& all, int64_t layer) {
 
 // The weights of a layer in those of all: [layers, outputs / 16, inputs / depth, ...].
 template <class Product>
-typename Product::Weights weights_of(const ffi::AnyBuffer& w, const FloatBuffer& scales, int64_t layer) {
+typename Product::Weights weights_of(const ffi::AnyBuffer& w, const FloatBuffer& scales,
+                                     int64_t layer) {
   const auto shape = w.dimensions();
   const int64_t outputs = shape[1] * COLUMN, inputs = shape[2] * Product::DEPTH;
   return {(const typename Product::Number*)w.untyped_data() + layer * outputs * inputs,
@@ -46,7 +47,8 @@ typename Product::Weights weights_of(const ffi::AnyBuffer& w, const FloatBuffer&
 template <class F>
 ffi::Error with_product(const ffi::AnyBuffer& w, const F& f) {
   if (w.element_type() == ffi::S8) return f(Int8Product{});
-  if (w.element_type() != ffi::BF16) return ffi::Error::InvalidArgument("no products of that dtype");
+  if (w.element_type() != ffi::BF16)
+    return ffi::Error::InvalidArgument("no products of that dtype");
   if (!Bf16Product::can_run())
     return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
   return f(Bf16Product{});
@@ -54,17 +56,10 @@ ffi::Error with_product(const ffi::AnyBuffer& w, const F& f) {
 
 // Adds a product to what is in `out`, or stores it there.
 template <class Product>
-void add_last(Phases& phases, const typename Product::Rows& rows, const typename Product::Weights& w,
-              int64_t tokens, float* out, bool adds) {
-  if (adds)
-    add_product<Product>(phases, rows, w, tokens, AddSums{out, w.outputs});
-  else
-    add_product<Product>(phases, rows, w, tokens, StoreSums{out, w.outputs});
-}
-
-int64_t tokens_of(const IntBuffer& starts, int64_t bucket) {
-  const int32_t used = starts.typed_data()[starts.element_count() - 1];
-  return used > 0 ? used : bucket;
+void add_last(Phases& phases, const typename Product::Rows& rows,
+              const typename Product::Weights& w, int64_t tokens, float* out, bool adds) {
+  if (adds) add_product<Product>(phases, rows, w, tokens, AddSums{out, w.outputs});
+  else add_product<Product>(phases, rows, w, tokens, StoreSums{out, w.outputs});
 }
 
 // What is added to begins as the residual stream; XLA may have put the result in its place.
@@ -79,22 +74,23 @@ ffi::Error no_memory() {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for a layer");
 }
 
-ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, FloatBuffer cosines,
-                          FloatBuffer sines, IntBuffer slots, IntBuffer starts, IntBuffer lengths,
-                          IntBuffer tables, IntBuffer layer_index, FloatBuffer norm, ffi::AnyBuffer qkv_w,
-                          FloatBuffer qkv_scales, FloatBuffer qkv_bias, FloatBuffer q_norm, FloatBuffer k_norm,
-                          ffi::AnyBuffer out_w, FloatBuffer out_scales, ffi::RemainingArgs more,
-                          ffi::ResultBuffer<ffi::F32> out, ffi::Result<ffi::AnyBuffer> data_out,
-                          ffi::RemainingRets, std::string_view dtype, int64_t num_layers,
-                          int64_t head_dim, float eps, float scale, int64_t window, float soft_cap,
-                          bool adds) {
+ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data,
+                          FloatBuffer cosines, FloatBuffer sines, IntBuffer num_slots,
+                          IntBuffer slots, IntBuffer starts, IntBuffer lengths, IntBuffer tables,
+                          IntBuffer layer_index, FloatBuffer norm, ffi::AnyBuffer qkv_w,
+                          FloatBuffer qkv_scales, FloatBuffer qkv_bias, FloatBuffer q_norm,
+                          FloatBuffer k_norm, ffi::AnyBuffer out_w, FloatBuffer out_scales,
+                          ffi::RemainingArgs more, ffi::ResultBuffer<ffi::F32> out,
+                          ffi::Result<ffi::AnyBuffer> data_out, ffi::RemainingRets,
+                          std::string_view dtype, int64_t num_layers, int64_t head_dim, float eps,
+                          float scale, int64_t window, float soft_cap, bool adds) {
   if (data.untyped_data() != data_out->untyped_data())
     return ffi::Error::InvalidArgument("the cache was copied");
   if (!is_cache_dtype(dtype)) return ffi::Error::InvalidArgument("the KV cache has no such dtype");
   const int64_t layer = layer_index.typed_data()[0];
   if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
   const auto shape = x.dimensions();
-  const int64_t tokens = tokens_of(starts, shape[0]), width = shape[1];
+  const int64_t tokens = std::min<int64_t>(num_slots.typed_data()[0], shape[0]), width = shape[1];
   const int64_t first_block = layer * (data.dimensions()[0] / num_layers);
   const Cache cache = cache_of(data, more, dtype, first_block, head_dim);
   const Batch batch = batch_of(slots.typed_data(), starts, lengths, tables);
@@ -115,6 +111,11 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
     float* qkv = (float*)(memory + qkv_at);
     AttentionOut attention_out{(float*)(memory + numbers_at), nullptr};
     if constexpr (Rows::TAKES_PIECES) attention_out.rounded = attended.numbers;
+    // Slots without a token attend to nothing.
+    const int64_t used = std::min(batch.num_tokens(), tokens), unused = tokens - used;
+    if (attention_out.rounded != nullptr)
+      std::fill_n(attention_out.rounded + used * to_out.inputs, unused * to_out.inputs, 0);
+    else std::fill_n(attention_out.numbers + used * to_out.inputs, unused * to_out.inputs, 0.0f);
 
     const int64_t q_size = to_out.inputs, kv_size = (to_qkv.outputs - q_size) / 2;
     const float* bias = of_layer(qkv_bias, layer);
@@ -131,13 +132,13 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
     Phases phases;
     Failure failure;
     begin(x, out->typed_data(), adds);
-    add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width}, rows);
+    add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width},
+                 rows);
     add_product<Product>(phases, rows, to_qkv, tokens, StoreSums{qkv, to_qkv.outputs});
     add_write(phases, cache, heads(q_size, &k_norm, true), heads(q_size + kv_size, nullptr, false),
               batch.slots, tokens);
-    int64_t work = add_attention(phases, cache, batch, heads(0, &q_norm, true),
-                                 q_size / kv_size, {scale, window, soft_cap},
-                                 attention_out, failure);
+    int64_t work = add_attention(phases, cache, batch, heads(0, &q_norm, true), q_size / kv_size,
+                                 {scale, window, soft_cap}, attention_out, failure);
     if constexpr (!Rows::TAKES_PIECES)
       add_rounding(phases, LeftRows{attention_out.numbers, {}, tokens, q_size}, attended);
     add_last<Product>(phases, attended, to_out, tokens, out->typed_data(), adds);
@@ -147,14 +148,14 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
   });
 }
 
-ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer starts, IntBuffer layer_index,
+ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer num_slots, IntBuffer layer_index,
                     FloatBuffer norm, ffi::AnyBuffer gate_up_w, FloatBuffer gate_up_scales,
                     ffi::AnyBuffer down_w, FloatBuffer down_scales, ffi::ResultBuffer<ffi::F32> out,
                     float eps, bool is_gelu, bool adds) {
   const int64_t layer = layer_index.typed_data()[0];
   if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
   const auto shape = x.dimensions();
-  const int64_t tokens = tokens_of(starts, shape[0]), width = shape[1];
+  const int64_t tokens = std::min<int64_t>(num_slots.typed_data()[0], shape[0]), width = shape[1];
   return with_product(gate_up_w, [&](auto product) {
     using Product = decltype(product);
     using Rows = typename Product::Rows;
@@ -172,15 +173,14 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer starts, IntBu
 
     Phases phases;
     begin(x, out->typed_data(), adds);
-    add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width}, rows);
+    add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width},
+                 rows);
     const auto put = [=](int64_t token, int64_t first, Floats x) {
-      if constexpr (Rows::TAKES_PIECES)
-        gated.put(token, first, x);
-      else
-        store(numbers + token * gated.inputs + first, x);
+      if constexpr (Rows::TAKES_PIECES) gated.put(token, first, x);
+      else store(numbers + token * gated.inputs + first, x);
     };
     add_product<Product>(phases, rows, gate_up, tokens,
-                 GateSums<decltype(put)>{put, down.inputs, is_gelu});
+                         GateSums<decltype(put)>{put, down.inputs, is_gelu});
     if constexpr (!Rows::TAKES_PIECES)
       add_rounding(phases, LeftRows{numbers, {}, tokens, down.inputs}, gated);
     add_last<Product>(phases, gated, down, tokens, out->typed_data(), adds);
@@ -197,24 +197,25 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer starts, IntBu
 XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<headrace::FloatBuffer>()        // x
-                                  .Arg<xla::ffi::AnyBuffer>()      // cache
-                                  .Arg<headrace::FloatBuffer>()        // cosines
-                                  .Arg<headrace::FloatBuffer>()        // sines
-                                  .Arg<headrace::IntBuffer>()       // slots
-                                  .Arg<headrace::IntBuffer>()       // starts
-                                  .Arg<headrace::IntBuffer>()       // lengths
-                                  .Arg<headrace::IntBuffer>()       // tables
-                                  .Arg<headrace::IntBuffer>()       // layer
-                                  .Arg<headrace::FloatBuffer>()        // norm
-                                  .Arg<xla::ffi::AnyBuffer>()      // to q, k and v
-                                  .Arg<headrace::FloatBuffer>()        // scales
-                                  .Arg<headrace::FloatBuffer>()        // bias
-                                  .Arg<headrace::FloatBuffer>()        // norm of q
-                                  .Arg<headrace::FloatBuffer>()        // norm of k
-                                  .Arg<xla::ffi::AnyBuffer>()      // to the output
-                                  .Arg<headrace::FloatBuffer>()        // scales
-                                  .RemainingArgs()                 // scales of the cache
+                                  .Arg<headrace::FloatBuffer>()  // x
+                                  .Arg<xla::ffi::AnyBuffer>()    // cache
+                                  .Arg<headrace::FloatBuffer>()  // cosines
+                                  .Arg<headrace::FloatBuffer>()  // sines
+                                  .Arg<headrace::IntBuffer>()    // number of slots
+                                  .Arg<headrace::IntBuffer>()    // slots
+                                  .Arg<headrace::IntBuffer>()    // starts
+                                  .Arg<headrace::IntBuffer>()    // lengths
+                                  .Arg<headrace::IntBuffer>()    // tables
+                                  .Arg<headrace::IntBuffer>()    // layer
+                                  .Arg<headrace::FloatBuffer>()  // norm
+                                  .Arg<xla::ffi::AnyBuffer>()    // to q, k and v
+                                  .Arg<headrace::FloatBuffer>()  // scales
+                                  .Arg<headrace::FloatBuffer>()  // bias
+                                  .Arg<headrace::FloatBuffer>()  // norm of q
+                                  .Arg<headrace::FloatBuffer>()  // norm of k
+                                  .Arg<xla::ffi::AnyBuffer>()    // to the output
+                                  .Arg<headrace::FloatBuffer>()  // scales
+                                  .RemainingArgs()               // scales of the cache
                                   .Ret<headrace::FloatBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
                                   .RemainingRets()
@@ -230,14 +231,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_mlp_half, headrace::mlp_half,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<headrace::FloatBuffer>()    // x
-                                  .Arg<headrace::IntBuffer>()   // starts
-                                  .Arg<headrace::IntBuffer>()   // layer
-                                  .Arg<headrace::FloatBuffer>()    // norm
-                                  .Arg<xla::ffi::AnyBuffer>()  // to gate and up
-                                  .Arg<headrace::FloatBuffer>()    // scales
-                                  .Arg<xla::ffi::AnyBuffer>()  // down
-                                  .Arg<headrace::FloatBuffer>()    // scales
+                                  .Arg<headrace::FloatBuffer>()  // x
+                                  .Arg<headrace::IntBuffer>()    // number of slots
+                                  .Arg<headrace::IntBuffer>()    // layer
+                                  .Arg<headrace::FloatBuffer>()  // norm
+                                  .Arg<xla::ffi::AnyBuffer>()    // to gate and up
+                                  .Arg<headrace::FloatBuffer>()  // scales
+                                  .Arg<xla::ffi::AnyBuffer>()    // down
+                                  .Arg<headrace::FloatBuffer>()  // scales
                                   .Ret<headrace::FloatBuffer>()
                                   .Attr<float>("eps")
                                   .Attr<bool>("is_gelu")

@@ -75,13 +75,15 @@ constexpr int TOGETHER = 2 * ROWS;
 class Multiplying {
  public:
   virtual ~Multiplying() = default;
-  // Sums of tokens [token, token + rows) with two columns of the weights: sums[row * WIDTH + output].
+  // Sums of tokens [token, token + rows) with two columns of the weights: sums[row * WIDTH +
+  // output].
   virtual void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) = 0;
 };
 
 // Adds all panels of a product. make_multiplying() is called in each thread.
 template <class MakeMultiplying, class Sink>
-void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeMultiplying make_multiplying, Sink sink) {
+void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeMultiplying make_multiplying,
+                Sink sink) {
   // Tokens that one thread takes at a time: what they need is in its caches.
   constexpr int64_t TOKENS_AT_ONCE = 512;
   const int64_t parts = (tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
@@ -93,6 +95,7 @@ void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeMultiplying 
       const int64_t end = std::min((index / runs + 1) * TOKENS_AT_ONCE, tokens);
       const int64_t last_panel = std::min((index % runs + 1) * run, panels);
       alignas(64) float sums[TOGETHER * WIDTH];
+      const NoSubnormals no_subnormals;
       for (int64_t first = index / runs * TOKENS_AT_ONCE; first < end; first += TOGETHER)
         for (int64_t panel = index % runs * run; panel < last_panel; ++panel) {
           const int64_t rows = std::min<int64_t>(TOGETHER, end - first);
@@ -106,10 +109,11 @@ void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeMultiplying 
 
 // Adds a product of rows with weights, one of Bf16Product and Int8Product.
 template <class Product, class Sink>
-void add_product(Phases& phases, const typename Product::Rows& x, const typename Product::Weights& w,
-                 int64_t tokens, const Sink& sink) {
-  add_panels(phases, tokens, w.outputs / WIDTH, [=] { return Product::new_multiplying(x, w, tokens); },
-             sink);
+void add_product(Phases& phases, const typename Product::Rows& x,
+                 const typename Product::Weights& w, int64_t tokens, const Sink& sink) {
+  add_panels(
+      phases, tokens, w.outputs / WIDTH, [=] { return Product::new_multiplying(x, w, tokens); },
+      sink);
 }
 
 }  // namespace headrace

@@ -95,14 +95,14 @@ struct Avx512PairProduct {
 
 // Where the operands of a product are and how many there are of everything.
 struct Shape {
-  int rows, blocks, steps, columns;  // `steps` in each block
+  int rows, blocks, steps, columns;               // `steps` in each block
   int64_t left_stride, right_stride, out_stride;  // in words
-  bool from_zero;  // the sums begin at zero, not at what `out` holds
+  bool from_zero;                                 // the sums begin at zero, not at what `out` holds
 };
 
 template <class Product, int R, int C>
-HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
-                                  int first_column, float* out) {
+HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left,
+                                  const uint32_t* const* right, int first_column, float* out) {
   Floats sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c)
@@ -129,8 +129,8 @@ HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left, cons
         for (int c = 0; c < C; ++c) {
           const typename Product::Right b(columns[c] + offset);
           for (int r = 0; r < R; ++r)
-            sums[r][c] = Product::add(
-                sums[r][c], row + r * shape.left_stride + step * Product::LEFT_WORDS, b);
+            sums[r][c] = Product::add(sums[r][c],
+                                      row + r * shape.left_stride + step * Product::LEFT_WORDS, b);
         }
       }
     }
@@ -141,7 +141,8 @@ HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left, cons
 }
 
 template <class Product, int R>
-void multiply_rows(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
+void multiply_rows(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
+                   float* out) {
   int column = 0;
   if constexpr (COLUMNS_AT_ONCE == 4)
     for (; column + 4 <= shape.columns; column += 4)
@@ -157,15 +158,23 @@ struct Multiplier {
   using Left = Product;
   void prepare(int, int) {}
 
-  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
+  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
+                float* out) {
     for (int row = 0; row < shape.rows; row += ROWS_AT_ONCE) {
       const uint32_t* rows = left + row * shape.left_stride;
       float* sums = out + row * shape.out_stride;
       switch (std::min(shape.rows - row, ROWS_AT_ONCE)) {
-        case 4: multiply_rows<Product, 4>(shape, rows, right, sums); break;
-        case 3: multiply_rows<Product, 3>(shape, rows, right, sums); break;
-        case 2: multiply_rows<Product, 2>(shape, rows, right, sums); break;
-        default: multiply_rows<Product, 1>(shape, rows, right, sums);
+        case 4:
+          multiply_rows<Product, 4>(shape, rows, right, sums);
+          break;
+        case 3:
+          multiply_rows<Product, 3>(shape, rows, right, sums);
+          break;
+        case 2:
+          multiply_rows<Product, 2>(shape, rows, right, sums);
+          break;
+        default:
+          multiply_rows<Product, 1>(shape, rows, right, sums);
       }
     }
   }
@@ -200,7 +209,8 @@ class TileMultiplier {
     tiles_.configure(shapes);
   }
 
-  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out) {
+  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
+                float* out) {
     // Products with K have one block and steps in sixteens; those with V the steps of a block.
     const bool keys = shape.blocks == 1 && shape.from_zero;
     memory_is_read(left);
@@ -223,7 +233,8 @@ class TileMultiplier {
 
  private:
   template <int C, bool KEYS>
-  void few(const Shape& shape, const uint32_t* left, const uint32_t* const* right, int column, float* out) {
+  void few(const Shape& shape, const uint32_t* left, const uint32_t* const* right, int column,
+           float* out) {
     const int64_t left_bytes = shape.left_stride * 4, right_bytes = shape.right_stride * 4;
     const int64_t out_bytes = shape.out_stride * 4;
     const int steps_at_once = KEYS ? 16 : pairs_;
@@ -244,22 +255,26 @@ class TileMultiplier {
       const uint32_t* const* right_of = right + block * shape.columns + column;
       for (int step = 0; step < shape.steps; step += steps_at_once) {
         const int64_t offset = step * shape.right_stride;
-        if constexpr (KEYS)
-          _tile_loadd(4, row + step, left_bytes);
-        else
-          _tile_loadd(6, row + step, left_bytes);
-#define HEADRACE_COLUMN(c)                                              \
-  if constexpr (KEYS) {                                                 \
-    _tile_loadd(5, right_of[c] + offset, right_bytes);    \
-    _tile_dpbf16ps(c, 4, 5);                                            \
-  } else {                                                              \
-    _tile_loadd(7, right_of[c] + offset, right_bytes);    \
-    _tile_dpbf16ps(c, 6, 7);                                            \
+        if constexpr (KEYS) _tile_loadd(4, row + step, left_bytes);
+        else _tile_loadd(6, row + step, left_bytes);
+#define HEADRACE_COLUMN(c)                             \
+  if constexpr (KEYS) {                                \
+    _tile_loadd(5, right_of[c] + offset, right_bytes); \
+    _tile_dpbf16ps(c, 4, 5);                           \
+  } else {                                             \
+    _tile_loadd(7, right_of[c] + offset, right_bytes); \
+    _tile_dpbf16ps(c, 6, 7);                           \
   }
         HEADRACE_COLUMN(0)
-        if constexpr (C > 1) { HEADRACE_COLUMN(1) }
-        if constexpr (C > 2) { HEADRACE_COLUMN(2) }
-        if constexpr (C > 2) { HEADRACE_COLUMN(3) }
+        if constexpr (C > 1) {
+          HEADRACE_COLUMN(1)
+        }
+        if constexpr (C > 2) {
+          HEADRACE_COLUMN(2)
+        }
+        if constexpr (C > 2) {
+          HEADRACE_COLUMN(3)
+        }
 #undef HEADRACE_COLUMN
       }
     }

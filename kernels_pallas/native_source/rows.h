@@ -54,7 +54,8 @@ void add_rounding(Phases& phases, const LeftRows& left, const Rows& rows) {
       for (int64_t token = task * TOKENS_AT_ONCE; token < end; ++token) {
         const int64_t place = left.places == nullptr ? token : left.places[token];
         const float* row = left.x + place * left.inputs;
-        rows.round(token, left.norm.apply(row, left.inputs, room.data()), room.data() + left.inputs);
+        rows.round(token, left.norm.apply(row, left.inputs, room.data()),
+                   room.data() + left.inputs);
       }
     };
   });

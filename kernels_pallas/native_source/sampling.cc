@@ -53,16 +53,18 @@ class Drawing {
   static constexpr int BINS = 2048;
   static constexpr float PER_DEPTH = 64;
 
-  static int bin(float depth) { return depth < BINS / PER_DEPTH ? (int)(depth * PER_DEPTH) : BINS - 1; }
+  static int bin(float depth) {
+    return depth < BINS / PER_DEPTH ? (int)(depth * PER_DEPTH) : BINS - 1;
+  }
 
   // How far each token is below the likeliest, in nats, and e ** -depth.
   void weigh(const float* x, float largest, float inverse) {
     for (int64_t i = 0; i < s_.vocab; i += LANES) {
       Floats below{};
-      if (i + LANES <= s_.vocab)
-        below = (largest - load<Floats>(x + i)) * inverse;
+      if (i + LANES <= s_.vocab) below = (largest - load<Floats>(x + i)) * inverse;
       else
-        for (int lane = 0; i + lane < s_.vocab; ++lane) below[lane] = (largest - x[i + lane]) * inverse;
+        for (int lane = 0; i + lane < s_.vocab; ++lane)
+          below[lane] = (largest - x[i + lane]) * inverse;
       store(depths_.data() + i, below);
       store(weights_.data() + i, exponential(-below));
     }

@@ -6,9 +6,9 @@
 // number's share of the sum of all that are kept.
 //
 // Top-k keeps the k most likely tokens, top-p of these the fewest that reach a share of their
-// weight, min-p what has a share of the largest weight; ties with the last one stay. Thresholds come
-// from histograms: a bin is a slice of the logits, so only the bin in which a threshold lies is
-// sorted.
+// weight, min-p what has a share of the largest weight; ties with the last one stay. Thresholds
+// come from histograms: a bin is a slice of the logits, so only the bin in which a threshold lies
+// is sorted.
 
 #pragma once
 

@@ -39,7 +39,9 @@ class NoSubnormals {
   ~NoSubnormals() { set(previous_); }
 
  private:
-  static void set(uint64_t control) { __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory"); }
+  static void set(uint64_t control) {
+    __asm__ volatile("msr fpcr, %0" : : "r"(control) : "memory");
+  }
   uint64_t previous_;
 #else
   NoSubnormals() = default;

@@ -78,6 +78,14 @@ def test_a_mixed_step_is_packed_decodes_first():
     assert views["position"].tolist() == [5, 10, 8, 0]
 
 
+def test_slots_that_hold_nothing_are_computed_too():
+    """The padding of a static batch, and rows that it does not release: 3 tokens, 2 and 1 more."""
+    chunk = item(range(10, 18), 0, 3)
+    for fields, num_slots in (({}, 3), ({"padding_slots": 2, "ended_row_slots": 1}, 6)):
+        layout, packed, *_ = make_builder().build(step_of(chunk, **fields))
+        assert layout.views(packed)["num_slots"] == num_slots
+
+
 def test_prefill_chunks_keep_the_order_of_the_scheduler():
     _, views, sequences = build(
         item(range(10, 18), 0, 3, row=4, blocks=(1,)),
