@@ -5,9 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up-done
 # More arguments for the command behind run, demo, pytest and bench: make run ARGS="--port 9000"
 ARGS ?=
-# Processes that share the tests, a file at a time; 0: all in one, as with a bare pytest. Not yet 2,
-# because it takes three whole runs without a flake, and 1.3 times the speed, to trust it.
-WORKERS ?= 0
+# Processes that share the tests, a file at a time; 0: all in one, as with a bare pytest.
+WORKERS ?= 2
 
 export PYTHON
 

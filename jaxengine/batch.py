@@ -28,6 +28,7 @@ class PackedStep(NamedTuple):
         logprobs: indices of scheduled requests that get the log-probabilities of a sampled token.
         prompt_logprobs: (index of a scheduled request that gets those of prompt tokens, packed
             index of its first token, number of its tokens).
+        num_slots: token slots that the device computes.
     """
 
     layout: BatchLayout
@@ -36,6 +37,7 @@ class PackedStep(NamedTuple):
     rules: list[tuple[int, TokenRules, int]]
     logprobs: list[int]
     prompt_logprobs: list[tuple[int, int, int]]
+    num_slots: int
 
 
 class BatchBuilder:
@@ -43,6 +45,9 @@ class BatchBuilder:
 
     Packed order: decodes first, by length, so that the groups that attend together are alike;
     then prefill chunks in scheduling order.
+
+    Args:
+        skips_padding: the device leaves out what only fills a bucket.
     """
 
     def __init__(
@@ -54,12 +59,14 @@ class BatchBuilder:
         spare_row: int,
         eos_token_ids: tuple[int, ...],
         sliding_window: int | None = None,
+        skips_padding: bool = False,
     ) -> None:
         self._layouts = {
             bucket: BatchLayout(bucket, max_blocks_per_seq, len(eos_token_ids), sliding_window)
             for bucket in buckets
         }
         self._sliding_window = sliding_window
+        self._skips_padding = skips_padding
         self._block_size = block_size
         self._spare_row = spare_row
         self._eos_token_ids = eos_token_ids
@@ -121,7 +128,8 @@ class BatchBuilder:
                 prompt_logprobs.append((index, start, count))
             start += item.num_new_tokens
         views["query_start_loc"][len(order) :] = start
-        views["num_slots"][...] = start + output.wasted_slots
+        num_slots = start + output.wasted_slots
+        views["num_slots"][...] = num_slots
         views["any_logprobs"][...] = bool(logprobs)
         views["any_targets"][...] = bool(prompt_logprobs)
         num_decodes = sum(item.num_new_tokens == 1 for item in items)
@@ -146,7 +154,9 @@ class BatchBuilder:
         sequences = [0] * len(order)
         for seq, index in enumerate(order):
             sequences[index] = seq
-        return PackedStep(layout, packed, sequences, rules, logprobs, prompt_logprobs)
+        if not self._skips_padding:
+            num_slots = layout.bucket.num_tokens
+        return PackedStep(layout, packed, sequences, rules, logprobs, prompt_logprobs, num_slots)
 
     def _pack_tokens(
         self, views: dict[str, NDArray[np.int32]], seq: int, start: int, item: ScheduledRequest

@@ -91,7 +91,6 @@ class JaxModelRunner:
     ) -> None:
         self._model = model
         self._config = config
-        self._num_ahead = config.decode_steps
         self._devices = devices or DeviceMesh(jax.devices()[:1])
         self._group = group
         self._graph, weights = nnx.split(decoder)
@@ -103,6 +102,7 @@ class JaxModelRunner:
             spare_row=config.max_num_seqs,
             eos_token_ids=model.eos_token_ids,
             sliding_window=model.sliding_window,
+            skips_padding=decoder.stack is not None,
         )
         self._forward: dict[Bucket, jax.stages.Compiled] = {}
         self._choose: dict[int, jax.stages.Compiled] = {}
@@ -169,11 +169,15 @@ class JaxModelRunner:
             }
             ahead = {
                 layout.bucket: pool.submit(
-                    self._program, repr((layout, self._num_ahead)), self.lower_ahead, layout
+                    self._program,
+                    repr((layout, self._config.decode_steps)),
+                    self.lower_ahead,
+                    layout,
                 )
                 for layout in layouts
                 # Those that steps of nothing but decodes take.
-                if self._num_ahead > 1 and layout.bucket.num_tokens == layout.bucket.num_seqs
+                if self._config.decode_steps > 1
+                and layout.bucket.num_tokens == layout.bucket.num_seqs
             }
             jobs = (*choosing.values(), *forwarding.values(), *ahead.values())
             for index, job in enumerate(jobs):
@@ -250,7 +254,7 @@ class JaxModelRunner:
     def lower_ahead(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace `decode_steps` steps of one bucket, and lower them."""
         steps = make_steps(self._forward_of(layout), self._choose_of(layout))
-        shape = jax.ShapeDtypeStruct((self._num_ahead, layout.size), jnp.int32)
+        shape = jax.ShapeDtypeStruct((self._config.decode_steps, layout.size), jnp.int32)
         packed = self._devices.describe(shape)
         state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
         return jax.jit(steps, donate_argnums=1).lower(
@@ -272,7 +276,7 @@ class JaxModelRunner:
             # Who ends on the way leaves a hole in the bucket.
             layout = steps[0][0].layout if steps else None
             steps.append((*self._pack(output, layout), output.scheduled))
-        if len(steps) > 1 and len(steps) == self._num_ahead:
+        if len(steps) > 1 and len(steps) == self._config.decode_steps:
             packed = np.stack([step.packed for step, _, _ in steps])
             sampled = self._launch_ahead(steps[0][0].layout, packed)
             return [_StepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(steps)]
@@ -398,7 +402,7 @@ class _JaxStep:
         self._results = results
         self._step = step
         self._items = items
-        self.num_slots = step.layout.bucket.num_tokens
+        self.num_slots = step.num_slots
         results.sampled.copy_to_host_async()
         if step.logprobs:
             results.logprobs.copy_to_host_async()
@@ -437,7 +441,7 @@ class _StepOfMany:
 
     def __init__(self, sampled: Int[Array, "K S"], index: int, step: PackedStep) -> None:
         self._sampled, self._index, self._step = sampled, index, step
-        self.num_slots = step.layout.bucket.num_tokens
+        self.num_slots = step.num_slots
 
     def is_done(self) -> bool:
         return bool(self._sampled.is_ready())  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ class StepRecord:
         decode_tokens, prefill_tokens: tokens computed for either.
         draft_tokens, accepted_draft_tokens: guessed tokens computed along, and the right ones among
             them.
-        num_slots: token slots that the device computed: the bucket.
+        num_slots: token slots that the device computed: the bucket, unless it leaves out padding.
         wasted_slots: those that held no token, for whatever reason.
         num_preempted: requests that made room for others in this step.
         num_running, num_waiting: requests after scheduling.

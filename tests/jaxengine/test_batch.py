@@ -16,7 +16,7 @@ SPARE_ROW = 9
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 
 
-def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71), window=None):
+def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71), window=None, **options):
     return BatchBuilder(
         [Bucket(*bucket) for bucket in buckets or [(16, 4, False), (4, 4, True)]],
         block_size=block_size,
@@ -24,6 +24,7 @@ def make_builder(*buckets, block_size=4, max_blocks=6, eos=(70, 71), window=None
         spare_row=SPARE_ROW,
         eos_token_ids=eos,
         sliding_window=window,
+        **options,
     )
 
 
@@ -82,8 +83,11 @@ def test_slots_that_hold_nothing_are_computed_too():
     """The padding of a static batch, and rows that it does not release: 3 tokens, 2 and 1 more."""
     chunk = item(range(10, 18), 0, 3)
     for fields, num_slots in (({}, 3), ({"padding_slots": 2, "ended_row_slots": 1}, 6)):
-        layout, packed, *_ = make_builder().build(step_of(chunk, **fields))
+        step = step_of(chunk, **fields)
+        layout, packed, *_, computed = make_builder().build(step)
         assert layout.views(packed)["num_slots"] == num_slots
+        assert computed == 16  # the bucket
+        assert make_builder(skips_padding=True).build(step).num_slots == num_slots
 
 
 def test_prefill_chunks_keep_the_order_of_the_scheduler():
