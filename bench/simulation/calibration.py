@@ -5,10 +5,13 @@
 fitted by least squares. With a base of its own, every bucket's times add up to what was measured,
 so what is fitted is throughput. `gap` is how long the device stood idle between steps because the
 host was late.
+
+Where the device leaves out the padding of buckets, the base is a function of the tokens instead:
+straight between sizes that are fixed here.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -27,6 +30,9 @@ OUTLIER = 5.0
 
 # Sums of contexts are large numbers; in these units the fit is well conditioned.
 CONTEXT_UNIT = 1000.0
+
+# Where a base that goes by tokens may bend.
+SIZES = (1, 8, 16, 32, 64, 96, 128, 192, *(256 << n for n in range(8)))
 
 type BucketKey = tuple[bool, int]  # decode-only, slots
 
@@ -90,15 +96,16 @@ def calibrate(steps: Sequence[RecordedStep]) -> CalibratedDevice:
     Raises:
         ValueError: there is no step.
     """
-    kept = without_outliers([step for step in steps if step.shares])
-    if not kept:
+    busy = [step for step in steps if step.shares]
+    if not busy:
         raise ValueError("there are no steps to calibrate with")
-    keys = sorted({bucket_key(step) for step in kept})
+    skips_padding = all(step.num_slots == step.num_tokens for step in busy)
+    kept = without_outliers(busy, size_key if skips_padding else bucket_key)
+    keys, shares = tokens_as_features(kept) if skips_padding else buckets_as_features(kept)
     times_s = np.array([step.duration_s for step in kept])
-    one_hot = np.array([[bucket_key(step) == key for key in keys] for step in kept], dtype=float)
     contexts = np.array([[step.decode_context, step.prefill_context] for step in kept])
-    bases, slopes = fit(one_hot, contexts / CONTEXT_UNIT, times_s)
-    predicted_s = one_hot @ bases + contexts / CONTEXT_UNIT @ slopes
+    bases, slopes = fit(shares, contexts / CONTEXT_UNIT, times_s)
+    predicted_s = shares @ bases + contexts / CONTEXT_UNIT @ slopes
     return CalibratedDevice(
         base_s=dict(zip(keys, bases.tolist(), strict=True)),
         decode_context_s=float(slopes[0]) / CONTEXT_UNIT,
@@ -112,29 +119,54 @@ def bucket_key(step: RecordedStep) -> BucketKey:
     return step.decode_only, step.num_slots
 
 
-def without_outliers(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
+def size_key(step: RecordedStep) -> BucketKey:
+    return False, next((size for size in SIZES if size >= step.num_slots), SIZES[-1])
+
+
+def buckets_as_features(steps: Sequence[RecordedStep]) -> tuple[list[BucketKey], Floats]:
+    """Return the buckets, and for each step a one for its own."""
+    keys = sorted({bucket_key(step) for step in steps})
+    return keys, np.array([[bucket_key(step) == key for key in keys] for step in steps], float)
+
+
+def tokens_as_features(steps: Sequence[RecordedStep]) -> tuple[list[BucketKey], Floats]:
+    """Return sizes, and for each step its shares of the two that it lies between."""
+    tokens = np.array([step.num_slots for step in steps], float)
+    ends = {int(tokens.min()), int(tokens.max())}
+    sizes = sorted(ends | {size for size in SIZES if min(ends) < size < max(ends)})
+    while True:
+        shares = np.column_stack([np.interp(tokens, sizes, row) for row in np.eye(len(sizes))])
+        seen = [size for size, weight in zip(sizes, shares.sum(axis=0), strict=True) if weight > 0]
+        if len(seen) == len(sizes):
+            return [(False, size) for size in sizes], shares
+        sizes = seen
+
+
+def without_outliers(
+    steps: Sequence[RecordedStep], key_of: Callable[[RecordedStep], BucketKey]
+) -> list[RecordedStep]:
     """Leave out what took far longer than its like."""
     times_s: dict[BucketKey, list[float]] = defaultdict(list)
     for step in steps:
-        times_s[bucket_key(step)].append(step.duration_s)
+        times_s[key_of(step)].append(step.duration_s)
     typical_s = {key: median(values) for key, values in times_s.items()}
-    return [step for step in steps if step.duration_s <= OUTLIER * typical_s[bucket_key(step)]]
+    return [step for step in steps if step.duration_s <= OUTLIER * typical_s[key_of(step)]]
 
 
-def fit(one_hot: Floats, contexts: Floats, times_s: Floats) -> tuple[Floats, Floats]:
+def fit(shares: Floats, contexts: Floats, times_s: Floats) -> tuple[Floats, Floats]:
     """Least squares with slopes that are not negative: one that would be is left out."""
     slopes = np.zeros(contexts.shape[1])
     # A context that is the same in all steps of a bucket cannot be told from the bucket's base.
-    means = one_hot.T @ contexts / one_hot.sum(axis=0)[:, None]
-    varies = np.abs(contexts - one_hot @ means).max(axis=0) > 1e-9 * contexts.max(axis=0)
+    means = shares.T @ contexts / shares.sum(axis=0)[:, None]
+    varies = np.abs(contexts - shares @ means).max(axis=0) > 1e-9 * contexts.max(axis=0)
     used = [column for column in range(contexts.shape[1]) if varies[column]]
     while True:
-        features = np.hstack([one_hot, contexts[:, used]])
+        features = np.hstack([shares, contexts[:, used]])
         solution, *_ = np.linalg.lstsq(features, times_s, rcond=None)
-        found = solution[one_hot.shape[1] :]
+        found = solution[shares.shape[1] :]
         if len(used) == 0 or found.min() >= 0:
             slopes[used] = found
-            return solution[: one_hot.shape[1]], slopes
+            return solution[: shares.shape[1]], slopes
         used.pop(int(found.argmin()))
 
 

@@ -202,7 +202,9 @@ class Replica:
         record.preemptions.append(timing.num_preemptions)
 
     def _num_slots(self, num_tokens: int, decode_only: bool) -> int:
-        """The bucket of a step, as the model runner chooses it."""
+        """The bucket of a step, as the model runner chooses it, if the device computes it all."""
+        if self._config.attention_kernel == "native":
+            return num_tokens
         key = (num_tokens, decode_only)
         num_slots = self._slots.get(key)
         if num_slots is None:

@@ -49,6 +49,10 @@ class RecordedStep:
         return self.end_s - self.device_start_s
 
     @property
+    def num_tokens(self) -> int:
+        return sum(share.num_tokens for share in self.shares)
+
+    @property
     def decode_only(self) -> bool:
         """Whether every request got one token."""
         return all(share.num_tokens == 1 for share in self.shares)

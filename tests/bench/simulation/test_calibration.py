@@ -1,5 +1,6 @@
 import random
 
+import numpy as np
 import pytest
 
 from bench.simulation.calibration import calibrate
@@ -53,6 +54,29 @@ def test_a_device_that_is_linear_is_found_again():
     assert device.gap_s == pytest.approx(0.0, abs=1e-12)
     load = StepLoad(16, True, 3, 500, 0)
     assert device.step_s(load) == pytest.approx(true_s(True, 16, 500, 0))
+
+
+def test_a_device_that_leaves_out_padding_goes_by_tokens():
+    """Straight from 1 to 16 and from there to 32 tokens, whatever they belong to."""
+    base_s = {1: 0.010, 16: 0.012, 32: 0.020}
+    steps = [
+        recorded(
+            n,
+            n,
+            n + np.interp(size, list(base_s), list(base_s.values())) + 1e-6 * 100 * (n % 3 + 1),
+            [("p", 0, 2, True)] * (n % 2)
+            + [("d", 100 * (n % 3 + 1) - 1, 1, True)]
+            + [("x", 0, 1, True)] * (size - 1 - 2 * (n % 2)),
+            num_slots=size,
+        )
+        for n, size in enumerate([1, 3, 8, 11, 16, 17, 20, 25, 32, 5, 12, 31] * 4)
+        if size > 2 * (n % 2)
+    ]
+    device = calibrate(steps)
+    for size in (3, 11, 25):
+        expected_s = np.interp(size, list(base_s), list(base_s.values()))
+        assert device.bucket_s(True, size) == pytest.approx(expected_s, rel=0.02)
+        assert device.bucket_s(False, size) == device.bucket_s(True, size)
 
 
 def test_noise_leaves_the_total_as_measured():
