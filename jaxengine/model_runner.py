@@ -91,6 +91,7 @@ class JaxModelRunner:
     ) -> None:
         self._model = model
         self._config = config
+        self._num_ahead = config.decode_steps
         self._devices = devices or DeviceMesh(jax.devices()[:1])
         self._group = group
         self._graph, weights = nnx.split(decoder)
@@ -169,15 +170,11 @@ class JaxModelRunner:
             }
             ahead = {
                 layout.bucket: pool.submit(
-                    self._program,
-                    repr((layout, self._config.decode_steps)),
-                    self.lower_ahead,
-                    layout,
+                    self._program, repr((layout, self._num_ahead)), self.lower_ahead, layout
                 )
                 for layout in layouts
                 # Those that steps of nothing but decodes take.
-                if self._config.decode_steps > 1
-                and layout.bucket.num_tokens == layout.bucket.num_seqs
+                if self._num_ahead > 1 and layout.bucket.num_tokens == layout.bucket.num_seqs
             }
             jobs = (*choosing.values(), *forwarding.values(), *ahead.values())
             for index, job in enumerate(jobs):
@@ -254,7 +251,7 @@ class JaxModelRunner:
     def lower_ahead(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace `decode_steps` steps of one bucket, and lower them."""
         steps = make_steps(self._forward_of(layout), self._choose_of(layout))
-        shape = jax.ShapeDtypeStruct((self._config.decode_steps, layout.size), jnp.int32)
+        shape = jax.ShapeDtypeStruct((self._num_ahead, layout.size), jnp.int32)
         packed = self._devices.describe(shape)
         state, rules = self._state, self._no_rules[layout.bucket.num_seqs]
         return jax.jit(steps, donate_argnums=1).lower(
@@ -276,7 +273,7 @@ class JaxModelRunner:
             # Who ends on the way leaves a hole in the bucket.
             layout = steps[0][0].layout if steps else None
             steps.append((*self._pack(output, layout), output.scheduled))
-        if len(steps) > 1 and len(steps) == self._config.decode_steps:
+        if len(steps) > 1 and len(steps) == self._num_ahead:
             packed = np.stack([step.packed for step, _, _ in steps])
             sampled = self._launch_ahead(steps[0][0].layout, packed)
             return [_StepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(steps)]
@@ -340,11 +337,11 @@ class JaxModelRunner:
 
     def _time(self, layout: BatchLayout, *, repeats: int = 2) -> float:
         """Run a step without sequences; return the seconds that it took."""
-        packed = np.zeros(layout.size, np.int32)
+        bucket, packed = layout.bucket, np.zeros(layout.size, np.int32)
+        views = layout.views(packed)
         # Only the reserved block is written, and rows that are set again before they are read.
-        num_tokens, num_seqs, _ = layout.bucket
-        layout.views(packed)["rows"][:] = np.arange(num_seqs).clip(max=self._config.max_num_seqs)
-        layout.views(packed)["num_slots"][...] = num_tokens
+        views["rows"][:] = np.arange(bucket.num_seqs).clip(max=self._config.max_num_seqs)
+        views["num_slots"][...] = bucket.num_tokens
         rules = self._no_rules[layout.bucket.num_seqs]
         times_s = []
         for _ in range(repeats):  # the first run of a program has things to set up
@@ -399,9 +396,7 @@ class _JaxStep:
     def __init__(
         self, results: StepResults, step: PackedStep, items: Sequence[ScheduledRequest]
     ) -> None:
-        self._results = results
-        self._step = step
-        self._items = items
+        self._results, self._step, self._items = results, step, items
         self.num_slots = step.num_slots
         results.sampled.copy_to_host_async()
         if step.logprobs:
