@@ -97,7 +97,8 @@ def _noise(seed: Int[Array, "2"], position: Int[Array, ""], vocab: int) -> Float
 
 
 def _uniform(seed: Int[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
-    return jax.random.uniform(_key(seed, position), (), jnp.float32)
+    """Return the middle of one of 2^23 equal parts: 0 would draw the first token there is."""
+    return jax.random.uniform(_key(seed, position), (), jnp.float32) + 2.0**-24
 
 
 def _key(seed: Int[Array, "2"], position: Int[Array, ""]) -> Array:

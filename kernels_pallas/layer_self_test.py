@@ -28,7 +28,7 @@ from kernels_pallas.projection import pack, packed_shape
 from kernels_pallas.ragged_paged_attention import new_kv_cache
 from kernels_pallas.work_plan import AttentionBatch
 
-__all__ = ["find_layer_fault"]
+__all__ = ["find_layer_fault", "plain_attention"]
 
 WIDTH, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 6, 2, 64
 NUM_LAYERS, LAYER, BLOCK_SIZE, NUM_BLOCKS, BUCKET = 2, 1, 16, 16, 48
@@ -124,7 +124,9 @@ def find_layer_fault(
         q, k, v = np.split(heads, [HEADS, HEADS + KV_HEADS], axis=1)
         if not is_plain:
             q, k = (_normalized(x, head_norms[i, LAYER]) for i, x in enumerate((q, k)))
-        attended = _attend(_rotated(q), _rotated(k), v, sliding_window, soft_cap)
+        attended = plain_attention(
+            _rotated(q), _rotated(k), v, sliding_window=sliding_window, soft_cap=soft_cap
+        )
         return out.times(attended.reshape(len(x), -1))
 
     def expected_mlp(x: Doubles) -> Doubles:
@@ -228,18 +230,24 @@ def _rotated(x: Doubles) -> Doubles:
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def _attend(
-    q: Doubles, k: Doubles, v: Doubles, sliding_window: int | None, soft_cap: float | None
-) -> Doubles:
-    k, v = (np.repeat(x, HEADS // KV_HEADS, axis=1) for x in (k, v))
-    scores = np.einsum("qnh,knh->nqk", q, k) * HEAD_DIM**-0.5
+def plain_attention[T: np.floating](
+    q: NDArray[T],
+    k: NDArray[T],
+    v: NDArray[T],
+    *,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> NDArray[T]:
+    """Return causal attention of a whole sequence; [tokens, heads, head dim] each."""
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    scores = np.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
     if soft_cap is not None:
         scores = soft_cap * np.tanh(scores / soft_cap)
     distance = np.arange(len(q))[:, None] - np.arange(len(k))
     scores[:, (distance < 0) | (distance >= (sliding_window or len(k)))] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    attended: Doubles = np.einsum("nqk,knh->qnh", weights, v)
+    attended: NDArray[T] = np.einsum("nqk,knh->qnh", weights, v)
     return attended
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kernels_pallas import int8, native
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
-from kernels_pallas.layer_self_test import find_layer_fault
+from kernels_pallas.layer_self_test import find_layer_fault, plain_attention
 from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
 from kernels_pallas.projection import pack, packed_shape, project, project_int8
 from kernels_pallas.ragged_paged_attention import (
@@ -114,7 +114,9 @@ def find_fault(
         cache = write(cache, k, v, slots, first_block=first_block)
         queries[start : start + count] = q[-count:]
         start += count
-        attended = _attend(q, k[:length], v[:length], dtype, sliding_window, soft_cap)
+        # Over what a cache of the dtype remembers.
+        k, v = _stored(k[:length], dtype), _stored(v[:length], dtype)
+        attended = plain_attention(q, k, v, sliding_window=sliding_window, soft_cap=soft_cap)
         truth.append(attended[-count:])
     starts = np.cumsum([0, *(count for count, _ in SPANS), 0]).astype(np.int32)
     num_decodes = sum(count == 1 for count, _ in SPANS)
@@ -148,27 +150,6 @@ def find_fault(
     if error > (TOLERANCES.get(dtype, BF16_TOLERANCE) if kernel == "native" else BF16_TOLERANCE):
         return f"{dtype}: wrong by {error:.2g}"
     return None
-
-
-def _attend(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    dtype: KVCacheDtype,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> Floats:
-    """Causal attention over what a cache of the dtype remembers."""
-    k, v = (np.repeat(_stored(x, dtype), HEADS // KV_HEADS, axis=1) for x in (k, v))
-    scores = np.einsum("qnh,knh->nqk", q, k) * q.shape[-1] ** -0.5
-    if soft_cap is not None:
-        scores = soft_cap * np.tanh(scores / soft_cap)
-    distance = np.arange(len(q))[:, None] - np.arange(len(k))
-    scores[:, (distance < 0) | (distance >= (sliding_window or len(k)))] = -np.inf
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    attended: Floats = np.einsum("nqk,knh->qnh", weights, v)
-    return attended
 
 
 def _stored(x: Floats, dtype: KVCacheDtype) -> Floats:

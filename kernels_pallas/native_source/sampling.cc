@@ -48,8 +48,9 @@ class Drawing {
   }
 
  private:
-  // Bins of depths, which are a 64th wide; the last one holds all that is deeper. Weights there are
-  // below e ** -32.
+  // Bins of depths, which are a 64th wide. The last one holds all that is deeper: weights there are
+  // below e ** -32, all of them together nothing that a uniform number could tell, so it is not
+  // worth while to cut it.
   static constexpr int BINS = 2048;
   static constexpr float PER_DEPTH = 64;
 
@@ -106,6 +107,7 @@ class Drawing {
       count += counts_[at];
       mass += masses_[at];
     }
+    if (at == BINS - 1) return std::numeric_limits<float>::infinity();
     std::vector<float>& inside = sorted_;
     inside.clear();
     for (int64_t i = 0; i < s_.vocab; ++i)

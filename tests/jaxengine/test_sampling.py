@@ -9,6 +9,7 @@ import pytest
 
 from attention_kernels import ready_kernel
 from compile_cache import use_compile_cache
+from jaxengine import sampling
 from jaxengine.batch_layout import SamplingBatch
 from jaxengine.sampling import NUM_CANDIDATES, sample, suppress
 
@@ -274,3 +275,11 @@ def test_rows_that_are_not_wanted_change_nothing():
     native = sample_jit.keywords["native"]
     sampled = np.asarray(sample(logits, batch, wanted_S=wanted, native=native))
     assert sampled[wanted].tolist() == [5, 7]
+
+
+def test_uniform_numbers_are_in_the_middle_of_their_part():
+    """Of 2^23: with 0, one draw in eight million would be the first token, however unlikely."""
+    seeds = np.arange(2000, dtype=np.int32).reshape(1000, 2)
+    uniform = np.asarray(jax.vmap(sampling._uniform)(seeds, np.arange(1000)), np.float64)
+    assert ((uniform * 2**24) % 2 == 1).all()
+    assert (uniform < 1).all()

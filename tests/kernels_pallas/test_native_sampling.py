@@ -43,3 +43,9 @@ def test_the_temperature_is_an_exponent():
     # 4 ** 2 and 2 ** 2 of 20: 0.8.
     assert draw([4, 2], [0.79, 0.81], temperature=0.5) == [0, 1]
     assert draw([4, 2], [0.79, 0.81], temperature=0.0) == [0, 0]
+
+
+def test_filters_keep_what_they_should_at_low_temperatures():
+    """At 0.01 the second token is 69 nats below the first, and nothing else is ever drawn."""
+    for filters in ({"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}, {}):
+        assert draw([1, 2, 4, 1], [0.0001, 0.5, 0.9999], temperature=0.01, **filters) == [2] * 3
