@@ -186,8 +186,11 @@ class EngineUnderTest:
             max_num_queued_requests=self.config.max_num_queued_requests,
             eos_token_ids=(),
         )
-        step_times = StepTimeModel(self._runner.buckets, self._runner.bucket_times_s)
-        core = EngineCore(self.config, self._runner, eos_token_ids=(), step_times=step_times)
+        runner = self._runner
+        step_times = StepTimeModel(
+            runner.buckets, runner.bucket_times_s, skips_padding=runner.skips_padding
+        )
+        core = EngineCore(self.config, runner, eos_token_ids=(), step_times=step_times)
         return AsyncEngine(core, limits)
 
     def run(

@@ -324,7 +324,9 @@ def build_engine(
         config,
         runner,
         eos_token_ids=model.eos_token_ids,
-        step_times=StepTimeModel(runner.buckets, runner.bucket_times_s),
+        step_times=StepTimeModel(
+            runner.buckets, runner.bucket_times_s, skips_padding=runner.skips_padding
+        ),
     )
     return BuiltEngine(
         engine=AsyncEngine(core, limits),

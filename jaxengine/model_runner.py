@@ -94,6 +94,7 @@ class JaxModelRunner:
         self._num_ahead = config.decode_steps
         self._devices = devices or DeviceMesh(jax.devices()[:1])
         self._group = group
+        self.skips_padding = decoder.stack is not None  # the device computes tokens, not buckets
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -103,7 +104,7 @@ class JaxModelRunner:
             spare_row=config.max_num_seqs,
             eos_token_ids=model.eos_token_ids,
             sliding_window=model.sliding_window,
-            skips_padding=decoder.stack is not None,
+            skips_padding=self.skips_padding,
         )
         self._forward: dict[Bucket, jax.stages.Compiled] = {}
         self._choose: dict[int, jax.stages.Compiled] = {}

@@ -1,10 +1,15 @@
 """How long a step will take: a linear model that is fitted while serving.
 
-    time = base of the bucket
+    time = base
            + context slope x (decode_context + chunk_context) + prefill slope x prefill_context
            + sampling slope x rows that are drawn at random
 
 A decode and a chunk both read their context once; a chunk of many tokens computes more with it.
+
+What the base goes by, the device says. One that computes whole buckets has a base for each, and
+draws all rows of the bucket at random if it draws one. One that leaves padding out computes tokens
+and rows: its base is a line through the sizes of the buckets, with a bend at each, and ends at a
+single token.
 
 The bases come from the warm-up, which runs every bucket without sequences; the slopes start at
 nothing and are learned from the first steps on. Both are then followed by a Kalman filter, with
@@ -20,6 +25,7 @@ two guards that serving needs:
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from jaxengine.buckets import Bucket
@@ -87,16 +93,30 @@ class StepTimeModel:
 
     Args:
         buckets: the compiled sizes; a step takes the smallest that holds it.
-        bucket_times_s: how long each takes without any sequences.
+        bucket_times_s: how long each takes without any sequences, all its slots computed.
+        skips_padding: the device computes the tokens and rows of a step, not its bucket.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], bucket_times_s: Mapping[Bucket, float]) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        bucket_times_s: Mapping[Bucket, float],
+        *,
+        skips_padding: bool = False,
+    ) -> None:
         if not all(bucket_times_s[bucket] > 0 for bucket in buckets):
             raise ValueError(f"bucket times must be positive, got {dict(bucket_times_s)}")
         # In the order of `smallest_bucket`, so that the first one that holds a step is its bucket.
-        self._buckets = sorted(buckets, key=lambda b: (b.num_tokens, b.num_seqs, not b.decode_only))
-        bases = [bucket_times_s[bucket] for bucket in self._buckets]
-        token_s = bases[-1] / self._buckets[-1].num_tokens
+        sizes = sorted(buckets, key=lambda b: (b.num_tokens, b.num_seqs, not b.decode_only))
+        if skips_padding:  # of two equal sizes one says it all
+            sizes = [bucket for bucket in sizes if not bucket.decode_only]
+        bases = [bucket_times_s[bucket] for bucket in sizes]
+        token_s = bases[-1] / sizes[-1].num_tokens
+        if skips_padding:
+            # A single token should take less than the smallest bucket: how much less is learned.
+            sizes, bases = [Bucket(1, 1, False), *sizes], [bases[0], *accumulate(bases, max)]
+        self._sizes = sizes
+        self._skips_padding = skips_padding
         self._parameters = [*bases, 0.0, 0.0, 0.0]
         self._least = [*(base * LEAST_BASE for base in bases), 0.0, 0.0, 0.0]
         slope_spreads_s = [token_s * spread for spread in SLOPE_SPREADS]
@@ -108,8 +128,8 @@ class StepTimeModel:
 
     @property
     def base_times_s(self) -> dict[Bucket, float]:
-        """What a step in each bucket costs whatever it holds."""
-        return dict(zip(self._buckets, self._parameters, strict=False))
+        """What a step of each size costs besides its contexts and what it draws."""
+        return dict(zip(self._sizes, self._parameters, strict=False))
 
     @property
     def slopes_s(self) -> tuple[float, float, float]:
@@ -128,7 +148,7 @@ class StepTimeModel:
         Raises:
             ValueError: no bucket holds it.
         """
-        return self._time_s(self._index_of_bucket(work), work)
+        return self._time_s(self._index_of_size(work), work)
 
     def observe(self, work: StepWork, duration_s: float) -> float:
         """Learn how long a step took.
@@ -139,22 +159,14 @@ class StepTimeModel:
         Raises:
             ValueError: no bucket holds it.
         """
-        index = self._index_of_bucket(work)
+        index = self._index_of_size(work)
         predicted_s = self._time_s(index, work)
         error_s = duration_s - predicted_s
-        context, prefill, drawn = self._features(index, work)
+        features = self._features(index, work)
         # Covariance of each parameter with the prediction.
-        shared = [
-            row[index] + row[-3] * context + row[-2] * prefill + row[-1] * drawn
-            for row in self._covariance
-        ]
-        variance = (
-            (SPREAD_TO_DEVIATION * self._spread * predicted_s) ** 2
-            + shared[index]
-            + shared[-3] * context
-            + shared[-2] * prefill
-            + shared[-1] * drawn
-        )
+        shared = [sum(row[i] * value for i, value in features) for row in self._covariance]
+        variance = (SPREAD_TO_DEVIATION * self._spread * predicted_s) ** 2
+        variance += sum(shared[i] * value for i, value in features)
         most_s = CLIP * math.sqrt(variance)
         # Huber's weight: a step beyond the bound teaches less, and is less to be sure of.
         weight = 1.0 if abs(error_s) <= most_s else most_s / abs(error_s)
@@ -163,6 +175,8 @@ class StepTimeModel:
             max(value + of_value * gain * error_s, least)
             for value, of_value, least in zip(self._parameters, shared, self._least, strict=True)
         ]
+        if self._skips_padding:  # more tokens never take less time
+            self._parameters[:-3] = accumulate(self._parameters[:-3], max)
         keep = 1 - FORGETTING
         self._covariance = [
             [
@@ -181,9 +195,11 @@ class StepTimeModel:
     ) -> int:
         """Return how many tokens of a prompt to add to a step that must end in time.
 
-        All of them if that fits, else the number that prefills fastest: the most that fit, or
-        what fills a smaller bucket, if the next one would be nearly as dear with few tokens in it
-        as full. May be off where the prompt ends and is the first to be sampled at random.
+        All of them if that fits, else the number that prefills fastest. Where bases go by buckets
+        that is the most that fit, or what fills a smaller bucket, if the next one would be nearly
+        as dear with few tokens in it as full; where they go by tokens, the most that fit, but for
+        sizes from which on tokens are far dearer. May be off where the prompt ends and is the
+        first to be sampled at random.
 
         Args:
             limit_s: how long the step should take.
@@ -205,24 +221,31 @@ class StepTimeModel:
         # Prompt tokens so far, but for one of each prompt.
         num_before = work.num_tokens - work.num_seqs
         best, best_speed = 0, num_before / self.predict(rest)
-        num_filled = 0  # what fits into the smaller buckets
-        for index, bucket in enumerate(self._buckets):
-            room = min(bucket.num_tokens - work.num_tokens, at_most)
-            if bucket.decode_only or work.num_seqs >= bucket.num_seqs or room <= num_filled:
+        num_filled = 0  # up to the sizes before
+        for index, size in enumerate(self._sizes):
+            room = min(size.num_tokens - work.num_tokens, at_most)
+            if size.decode_only or work.num_seqs >= size.num_seqs or room <= num_filled:
                 continue
-            rest_s = self._time_s(index, rest)
-            num_fitting = _most_tokens(left_s - rest_s, position_s, pair_s, first_position, room)
+            # On the way to this size; the base at the tokens that there are is on that line, too.
+            token_s, rest_s = self._token_s(index), self._time_s(index, rest)
+            num_fitting = _most_tokens(
+                left_s - rest_s - position_s * first_position,
+                token_s + position_s,
+                pair_s,
+                first_position,
+                room,
+            )
             if num_fitting > num_filled:
                 if num_fitting == at_most:
                     return at_most
-                speed = (num_before + num_fitting) / rest_s
+                speed = (num_before + num_fitting) / (rest_s + token_s * num_fitting)
                 if speed > best_speed:
                     best, best_speed = num_fitting, speed
             num_filled = room
         return best
 
-    def _index_of_bucket(self, work: StepWork) -> int:
-        for index, (num_tokens, num_seqs, decode_only) in enumerate(self._buckets):
+    def _index_of_size(self, work: StepWork) -> int:
+        for index, (num_tokens, num_seqs, decode_only) in enumerate(self._sizes):
             if (
                 work.num_tokens <= num_tokens
                 and work.num_seqs <= num_seqs
@@ -231,16 +254,43 @@ class StepTimeModel:
                 return index
         raise ValueError(f"no bucket holds {work.num_tokens} tokens of {work.num_seqs} sequences")
 
-    def _features(self, index: int, work: StepWork) -> tuple[int, int, int]:
-        """Return what the slopes are multiplied with, in a bucket that holds the step."""
-        # If one row is drawn at random, all rows of the bucket are.
-        num_drawn = self._buckets[index].num_seqs if work.num_sampled else 0
-        return work.decode_context + work.chunk_context, work.prefill_context, num_drawn
+    def _features(self, index: int, work: StepWork) -> Sequence[tuple[int, float]]:
+        """Return which parameters make up the time of a step, and what each is multiplied with.
+
+        Args:
+            index: of a size that holds it.
+            work: the step.
+        """
+        slopes = len(self._sizes)
+        num_drawn = work.num_sampled
+        if not self._skips_padding:
+            base = [(index, 1.0)]
+            # If one row is drawn at random, all rows of the bucket are.
+            num_drawn = num_drawn and self._sizes[index].num_seqs
+        elif index == 0:
+            base = [(index, 1.0)]
+        else:
+            before, size = self._sizes[index - 1].num_tokens, self._sizes[index].num_tokens
+            share = (work.num_tokens - before) / (size - before)
+            base = [(index - 1, 1 - share), (index, share)]
+        return (
+            *base,
+            (slopes, work.decode_context + work.chunk_context),
+            (slopes + 1, work.prefill_context),
+            (slopes + 2, num_drawn),
+        )
 
     def _time_s(self, index: int, work: StepWork) -> float:
-        context, prefill, drawn = self._features(index, work)
-        values = self._parameters
-        return values[index] + values[-3] * context + values[-2] * prefill + values[-1] * drawn
+        """Return the time of a step that is, or were, on the way to a size."""
+        return sum(self._parameters[i] * value for i, value in self._features(index, work))
+
+    def _token_s(self, index: int) -> float:
+        """Return by how much the base grows with each token on the way to a size."""
+        if not self._skips_padding or index == 0:
+            return 0.0
+        before, size = self._sizes[index - 1 : index + 1]
+        before_s, size_s = self._parameters[index - 1 : index + 1]
+        return (size_s - before_s) / (size.num_tokens - before.num_tokens)
 
     def _learn_spread(self, relative_error: float) -> None:
         """Follow the mean absolute error."""
@@ -266,16 +316,15 @@ def _covariance(bases_s: list[float], slope_spreads_s: list[float]) -> list[list
 
 
 def _most_tokens(
-    left_s: float, position_s: float, pair_s: float, first_position: int, room: int
+    left_s: float, token_s: float, pair_s: float, first_position: int, room: int
 ) -> int:
     """Return how many of `room` tokens from a position on can attend in the time that is left.
 
-    n tokens read first_position + n positions, and attend to n (2 first_position + n + 1) / 2.
+    Each takes `token_s`, and n tokens attend to n (2 first_position + n + 1) / 2 positions.
     """
-    left_s -= position_s * first_position
     if left_s < 0:
         return 0
-    one_s = position_s + pair_s * (first_position + 0.5)
+    one_s = token_s + pair_s * (first_position + 0.5)
     if one_s * room + pair_s * room * room / 2 <= left_s:
         return room
     return int(2 * left_s / (one_s + math.sqrt(one_s * one_s + 2 * pair_s * left_s)))

@@ -1,6 +1,7 @@
 import random
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,23 @@ BUCKETS = [
 TIMES_S = {bucket: 0.02 + 0.0003 * bucket.num_tokens for bucket in BUCKETS}
 
 
+# Of a device that leaves out padding. It takes less for up to 16 tokens, and more beyond 256.
+SIZES = [Bucket(size, min(size, 64), False) for size in (16, 32, 64, 128, 256, 512)]
+SIZE_TIMES_S = {
+    size: 0.02 + 0.0003 * size.num_tokens + 0.0002 * max(0, size.num_tokens - 256) for size in SIZES
+}
+SINGLE_TOKEN_S = 0.022
+
+
 def new_model():
     return StepTimeModel(BUCKETS, TIMES_S)
+
+
+def new_token_model():
+    return StepTimeModel(SIZES, SIZE_TIMES_S, skips_padding=True)
+
+
+models = pytest.mark.parametrize("skips_padding", [False, True])
 
 
 def decodes(count, context, *, num_sampled=0):
@@ -52,12 +68,19 @@ def bucket_of(work):
     )
 
 
-def true_time_s(work, slopes, *, slowdown=1.0):
-    bucket = bucket_of(work)
+def true_time_s(work, slopes, *, skips_padding=False, slowdown=1.0):
     position, prefill, sampling = slopes
-    drawn = bucket.num_seqs if work.num_sampled else 0
+    if skips_padding:
+        num_tokens = work.num_tokens
+        points = [(1, SINGLE_TOKEN_S), *((s.num_tokens, time) for s, time in SIZE_TIMES_S.items())]
+        base_s = float(np.interp(num_tokens, *zip(*points, strict=True)))
+        drawn = work.num_sampled
+    else:
+        bucket = bucket_of(work)
+        base_s = TIMES_S[bucket]
+        drawn = bucket.num_seqs if work.num_sampled else 0
     return slowdown * (
-        TIMES_S[bucket]
+        base_s
         + position * (work.decode_context + work.chunk_context)
         + prefill * work.prefill_context
         + sampling * drawn
@@ -70,8 +93,8 @@ durations_s = st.one_of(st.floats(0, 1), st.floats(0, 1e4))
 observations = st.lists(st.tuples(works, durations_s), max_size=30)
 
 
-def taught(observed):
-    model = new_model()
+def taught(observed, *, skips_padding=False):
+    model = new_token_model() if skips_padding else new_model()
     for work, duration_s in observed:
         model.observe(work, duration_s)
     return model
@@ -82,9 +105,48 @@ def test_at_first_a_step_takes_what_its_bucket_took_without_sequences(work):
     assert new_model().predict(work) == TIMES_S[bucket_of(work)]
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "expected_ms"),
+    # Sizes of 16, 32, 64, 256 and 512 tokens take 24.8, 29.6, 39.2, 96.8 and 224.8 ms.
+    [
+        *((1, 24.8), (8, 24.8), (16, 24.8), (20, 26.0), (24, 27.2), (32, 29.6)),
+        *((40, 32.0), (60, 38.0), (320, 128.8), (511, 224.3)),
+    ],
+)
+def test_without_padding_a_step_takes_what_lies_between_two_sizes(num_tokens, expected_ms):
+    work = with_chunk(decodes(0, 0), 0, num_tokens)
+    assert new_token_model().predict(work) == pytest.approx(expected_ms / 1000)
+
+
+def test_without_padding_times_of_the_warm_up_are_never_taken_to_fall():
+    times_s = {**SIZE_TIMES_S, SIZES[2]: 0.100, SIZES[4]: 0.090}  # 64 and 256 tokens
+    model = StepTimeModel(SIZES, times_s, skips_padding=True)
+    assert model.predict(decodes(64, 0)) == model.predict(with_chunk(decodes(0, 0), 0, 200)) == 0.1
+
+
+@given(works)
+def test_without_padding_it_makes_no_difference_that_all_tokens_are_decodes(work):
+    model = StepTimeModel(BUCKETS, TIMES_S, skips_padding=True)
+    assert model.predict(work) == pytest.approx(0.02 + 0.0003 * max(work.num_tokens, 32))
+
+
+def test_without_padding_a_single_token_need_not_take_what_sixteen_do():
+    model = new_token_model()
+    for _ in range(60):
+        model.observe(decodes(1, 0), 0.010)
+        model.observe(decodes(16, 0), 0.024)
+    assert model.predict(decodes(1, 0)) == pytest.approx(0.010, rel=0.02)
+    assert model.predict(decodes(6, 0)) == pytest.approx(0.010 + 0.014 / 3, rel=0.02)
+    assert model.predict(decodes(16, 0)) == pytest.approx(0.024, rel=0.02)
+
+
 def test_a_step_that_no_bucket_holds_is_refused():
     work = with_chunk(decodes(3, 10), 0, 510)
-    for use in (new_model().predict, lambda work: new_model().observe(work, 1.0)):
+    for use in (
+        new_model().predict,
+        lambda work: new_model().observe(work, 1.0),
+        new_token_model().predict,
+    ):
         with pytest.raises(ValueError, match="no bucket holds 513 tokens of 4 sequences"):
             use(work)
 
@@ -102,15 +164,16 @@ def test_observing_returns_the_error_of_the_prediction_before():
     assert predicted_s < model.predict(work) < 0.1
 
 
-@settings(max_examples=10, derandomize=True)
+@models
+@settings(max_examples=5, derandomize=True)
 @given(slopes, st.floats(0.7, 1.5), st.integers(0, 2**32))
-def test_it_finds_the_truth_behind_noise_and_disturbed_steps(slopes, slowdown, seed):
+def test_it_finds_the_truth_behind_noise_and_disturbed_steps(skips_padding, slopes, slowdown, seed):
     rng = random.Random(seed)
-    model = new_model()
+    model = taught([], skips_padding=skips_padding)
     errors = []
     for _ in range(700):
         work = random_work(rng)
-        true_s = true_time_s(work, slopes, slowdown=slowdown)
+        true_s = true_time_s(work, slopes, skips_padding=skips_padding, slowdown=slowdown)
         errors.append(abs(model.predict(work) / true_s - 1))
         model.observe(work, true_s * (3 if rng.random() < 0.03 else rng.gauss(1, 0.03)))
     # Less than the noise of a single step, the disturbed ones aside.
@@ -155,26 +218,34 @@ def test_constant_traffic_leaves_what_it_does_not_show_as_it_was():
         assert model.predict(work) == pytest.approx(true_time_s(work, slopes), rel=0.1)
 
 
-@given(observations, works)
-def test_no_time_and_no_slope_is_ever_negative(observed, work):
-    model = taught(observed)
+@given(observations, works, st.booleans())
+def test_no_time_and_no_slope_is_ever_negative(observed, work, skips_padding):
+    model = taught(observed, skips_padding=skips_padding)
     assert model.predict(work) > 0
     assert min(model.slopes_s) >= 0
     assert min(model.base_times_s.values()) > 0
     assert model.spread > 0
 
 
-@given(observations, works, *[st.integers(0, 10**6)] * 3)
+@given(observations, works, *[st.integers(0, 10**6)] * 3, st.booleans())
 def test_more_context_never_takes_less_time(
-    observed, work, decode_context, prefill_context, chunk_context
+    observed, work, decode_context, prefill_context, chunk_context, skips_padding
 ):
-    model = taught(observed)
+    model = taught(observed, skips_padding=skips_padding)
     more = work._replace(
         decode_context=work.decode_context + decode_context,
         prefill_context=work.prefill_context + prefill_context,
         chunk_context=work.chunk_context + chunk_context,
     )
     assert model.predict(more) >= model.predict(work)
+
+
+@given(observations, st.integers(1, 511), st.integers(1, 511))
+def test_without_padding_more_tokens_never_take_less_time(observed, num_tokens, more_tokens):
+    model = taught(observed, skips_padding=True)
+    fewer = with_chunk(decodes(0, 0), 0, num_tokens)
+    more = fewer._replace(num_tokens=min(num_tokens + more_tokens, 512))
+    assert model.predict(more) >= model.predict(fewer) * (1 - 1e-9)
 
 
 def test_drawing_one_row_at_random_costs_what_drawing_all_does():
@@ -187,6 +258,15 @@ def test_drawing_one_row_at_random_costs_what_drawing_all_does():
     assert one == pytest.approx(0.05, rel=0.1)
 
 
+def test_without_padding_a_drawn_row_costs_what_it_costs():
+    model = new_token_model()
+    for _ in range(50):
+        model.observe(decodes(16, 100), 0.03)
+        model.observe(decodes(16, 100, num_sampled=16), 0.05)
+    assert model.predict(decodes(16, 100, num_sampled=4)) == pytest.approx(0.035, rel=0.05)
+
+
+@models
 @given(
     st.one_of(observations, st.just([])),
     st.integers(1, 70).map(lambda count: decodes(count, 300)),
@@ -196,13 +276,13 @@ def test_drawing_one_row_at_random_costs_what_drawing_all_does():
     st.integers(0, 600),
 )
 def test_a_chunk_is_as_long_as_fits_or_fills_the_bucket_where_prompts_are_fastest(
-    observed, work, chunks, limit_s, first_position, at_most
+    skips_padding, observed, work, chunks, limit_s, first_position, at_most
 ):
     if work.num_seqs + len(chunks) > 64:
         work = decodes(20, 300)
     for chunk in chunks:
         work = with_chunk(work, *chunk)
-    model = taught(observed)
+    model = taught(observed, skips_padding=skips_padding)
     found = model.most_prefill_tokens(limit_s, work, first_position=first_position, at_most=at_most)
     assert 0 <= found <= at_most
 
@@ -245,6 +325,31 @@ def test_a_chunk_is_as_long_as_fits_or_fills_the_bucket_where_prompts_are_fastes
 def test_a_chunk_fills_the_largest_bucket_that_fits(limit_ms, num_decodes, at_most, expected):
     found = new_model().most_prefill_tokens(
         limit_ms / 1000, decodes(num_decodes, 50), first_position=0, at_most=at_most
+    )
+    assert found == expected
+
+
+# Without slopes: 20 ms, 0.3 for each token up to 256, 0.5 for each further one.
+@pytest.mark.parametrize(
+    ("limit_ms", "num_decodes", "at_most", "expected"),
+    [
+        (60, 16, 500, 117),  # 133 tokens take 59.9 ms
+        (60, 16, 100, 100),
+        (38, 16, 500, 44),  # 60 tokens take 38 ms
+        (30, 40, 500, 0),
+        (25, 16, 500, 0),  # one takes 25.1
+        (101.1, 16, 248, 248),  # eight of 0.5 ms beyond 256
+        # 248 tokens in 100.8 ms are no faster than 240 in 96.8, and the streams have to wait.
+        (101.1, 16, 496, 240),
+        (600, 16, 496, 496),
+        (60, 64, 500, 0),  # no row is left
+    ],
+)
+def test_without_padding_a_chunk_is_as_long_as_the_time_that_is_left(
+    limit_ms, num_decodes, at_most, expected
+):
+    found = new_token_model().most_prefill_tokens(
+        limit_ms / 1000 + 1e-9, decodes(num_decodes, 50), first_position=0, at_most=at_most
     )
     assert found == expected
 
