@@ -44,7 +44,7 @@ class BatchBuilder:
     """Packs scheduled requests into the smallest bucket that holds them.
 
     Packed order: decodes first, by length, so that the groups that attend together are alike;
-    then prefill chunks in scheduling order.
+    then prefill chunks in scheduling order. Fillers are packed like any other.
 
     Args:
         skips_padding: the device leaves out what only fills a bucket.
@@ -84,9 +84,9 @@ class BatchBuilder:
         bucket = smallest_bucket(
             list(self._layouts),
             num_tokens=output.num_tokens + output.wasted_slots,
-            num_seqs=len(output.scheduled),
+            num_seqs=len(output.items),
             decode_only=all(
-                item.num_new_tokens == 1 and not _has_targets(item) for item in output.scheduled
+                item.num_new_tokens == 1 and not _has_targets(item) for item in output.items
             ),
         )
         return self._layouts[bucket]
@@ -96,7 +96,7 @@ class BatchBuilder:
         layout = layout or self.choose(output)
         packed = np.zeros(layout.size, np.int32)
         views = layout.views(packed)
-        items = output.scheduled
+        items = output.items
         order = sorted(
             range(len(items)),
             key=lambda i: (
@@ -128,8 +128,7 @@ class BatchBuilder:
                 prompt_logprobs.append((index, start, count))
             start += item.num_new_tokens
         views["query_start_loc"][len(order) :] = start
-        num_slots = start + output.wasted_slots
-        views["num_slots"][...] = num_slots
+        views["num_slots"][...] = start
         views["any_logprobs"][...] = bool(logprobs)
         views["any_targets"][...] = bool(prompt_logprobs)
         num_decodes = sum(item.num_new_tokens == 1 for item in items)
@@ -154,8 +153,8 @@ class BatchBuilder:
         sequences = [0] * len(order)
         for seq, index in enumerate(order):
             sequences[index] = seq
-        if not self._skips_padding:
-            num_slots = layout.bucket.num_tokens
+        del sequences[len(output.scheduled) :]
+        num_slots = start if self._skips_padding else layout.bucket.num_tokens
         return PackedStep(layout, packed, sequences, rules, logprobs, prompt_logprobs, num_slots)
 
     def _pack_tokens(
@@ -214,7 +213,11 @@ class BatchBuilder:
 def _has_targets(item: ScheduledRequest) -> bool:
     """Whether log-probabilities of prompt tokens are wanted that follow tokens of the item."""
     request = item.request
-    return request.lacks_prompt_logprobs and item.first_position + 1 < request.num_prompt_tokens
+    return (
+        request.lacks_prompt_logprobs
+        and not item.is_filler
+        and item.first_position + 1 < request.num_prompt_tokens
+    )
 
 
 def _pack_targets(views: dict[str, NDArray[np.int32]], start: int, item: ScheduledRequest) -> int:

@@ -1,15 +1,24 @@
 """Static and dynamic batching, the baselines that continuous batching is measured against.
 
-A batch is formed from waiting requests and starts together. Its prompts are padded to the longest
-and computed before the first token is decoded; then all its rows are computed until its last
-request ends, those of ended requests too. Nobody joins meanwhile. The slots that hold padding and
-ended rows are scheduled, so the device spends their time, and counted.
+A batch is formed from waiting requests and starts together, as a rectangle: every row has room for
+the longest prompt and the longest answer. Prompts are padded to the longest, and computed before
+the first token is decoded; then all rows are computed until the last request ends:
+
+    | prompt                 | answer                         |
+    | prompt | padding       | answer   | ended               |
+    |<---- longest prompt -->|<------- longest answer ------->|
+
+Nobody joins meanwhile, and no row gives its blocks back. Padding and ended rows are computed like
+any token, attention and all, and counted as wasted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from jaxengine.config import EngineConfig
+from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.request import Request
+from jaxengine.step_draft import StepDraft
 
 __all__ = ["ClosedBatch"]
 
@@ -18,21 +27,56 @@ __all__ = ["ClosedBatch"]
 STATIC_PATIENCE_S = 5.0
 
 
-class ClosedBatch:
-    """The batch that runs, and when the next one starts."""
+@dataclass(slots=True)
+class _Row:
+    """A request of the batch, which may have ended.
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._size = config.max_num_seqs
-        self._is_static = config.batching == "static"
-        self._window_s = config.batch_window_s
-        self._last_arrival_s = 0.0
-        self._num_rows = 0
-        self._padding = 0  # prompt padding that is still to be computed
+    Attributes:
+        num_prompt_tokens: tokens that it had when the batch started.
+        filled: end of its slots that fillers have taken; 0 if there are none.
+    """
+
+    request: Request
+    num_prompt_tokens: int
+    filled: int = 0
 
     @property
-    def has_padding(self) -> bool:
-        """Whether padding of prompts is still to be computed."""
-        return self._padding > 0
+    def next_filler(self) -> int:
+        """Position of its first slot that nothing has been computed for."""
+        return max(self.filled, self.request.num_computed_tokens)
+
+
+class ClosedBatch:
+    """The batch that runs, and when the next one starts.
+
+    A row is filled behind its own tokens, in its own blocks: with padding of its prompt, which its
+    answer then overwrites, and, once it has ended, with one token a step.
+
+    Owns: the blocks of its rows, until it is disbanded.
+    """
+
+    def __init__(self, config: EngineConfig, kv: KVCacheManager) -> None:
+        self._config = config
+        self._kv = kv
+        self._last_arrival_s = 0.0
+        self._rows: list[_Row] = []
+        self._longest_prompt = 0
+        self._longest_answer = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompts, or their padding, are still to be computed."""
+        return any(row.next_filler < self._longest_prompt for row in self._rows)
+
+    @property
+    def prompts(self) -> list[Request]:
+        """The requests whose own prompts are still to be computed."""
+        return [
+            row.request
+            for row in self._rows
+            if not row.request.is_finished
+            and row.request.num_computed_tokens < row.num_prompt_tokens
+        ]
 
     def note_arrival(self, arrival_time_s: float) -> None:
         """Take note of a request that begins to wait."""
@@ -44,24 +88,73 @@ class ClosedBatch:
         As soon as they fill a batch they need not wait for others.
         """
         arrivals_s = [request.arrival_time_s for request in waiting]
-        if len(arrivals_s) >= self._size:
+        if len(arrivals_s) >= self._config.max_num_seqs:
             return 0.0
-        if self._is_static:
+        if self._config.batching == "static":
             return self._last_arrival_s + STATIC_PATIENCE_S
-        return min(arrivals_s) + self._window_s
+        return min(arrivals_s) + self._config.batch_window_s
 
-    def begin(self, members: Sequence[Request]) -> None:
-        """Start a batch of these requests."""
-        self._num_rows = len(members)
-        lengths = [request.num_tokens - request.num_computed_tokens for request in members]
-        self._padding = sum(max(lengths) - length for length in lengths)
+    def has_room(self, request: Request) -> bool:
+        """Whether a request fits in, with every row as long as the longest may get."""
+        num_rows = len(self._rows) + 1
+        num_slots = sum(self._longest_with(request))
+        return (
+            num_rows <= self._config.max_num_seqs
+            and num_slots <= self._config.max_model_len
+            and num_rows * self._kv.blocks_for(num_slots) <= self._kv.num_blocks
+        )
 
-    def take_padding(self, most: int) -> int:
-        """Take so many slots of prompt padding into a step."""
-        taken = min(self._padding, most)
-        self._padding -= taken
-        return taken
+    def add(self, request: Request) -> int:
+        """Take in a request that fits; return how many tokens of it are cached."""
+        self._longest_prompt, self._longest_answer = self._longest_with(request)
+        self._rows.append(_Row(request, request.num_tokens))
+        return self._kv.match_prefix(request)
 
-    def ended_rows(self, num_live: int) -> int:
-        """Return how many rows of the batch a decode step computes for nothing."""
-        return self._num_rows - num_live
+    def reserve(self) -> None:
+        """Give all rows their blocks, once everybody is in."""
+        for row in self._rows:
+            reserved = self._kv.reserve(row.request, self._num_slots)
+            assert reserved, "nothing else holds blocks, and the batch fits"
+
+    def disband(self) -> None:
+        """Take the blocks of all rows back."""
+        for row in self._rows:
+            self._kv.free(row.request)
+        self._rows = []
+        self._longest_prompt = self._longest_answer = 0
+
+    def pad_prompts(self, draft: StepDraft) -> None:
+        """Fill up the rows whose own prompts are computed, as far as the step's budgets go."""
+        for row in self._rows:
+            first = row.next_filler
+            own = 0 if row.request.is_finished else row.num_prompt_tokens
+            most = min(self._longest_prompt - first, draft.budget)
+            if first >= own and most > 0 and draft.num_seqs < self._config.max_num_seqs:
+                draft.pad(row.request, first, most)
+                row.filled = first + most
+
+    def fill_ended_rows(self, draft: StepDraft) -> None:
+        """Give each row that has ended a slot beside those that decode, if there are any.
+
+        So has one whose last token is in flight, and known to be the last.
+        """
+        decoding = {item.request for item in draft.scheduled}
+        for row in self._rows if decoding else ():
+            request, position = row.request, row.next_filler
+            ends = request.is_finished or request.num_tokens >= request.max_num_tokens
+            has_room = position < self._num_slots and draft.budget > 0
+            if ends and has_room and request not in decoding:
+                draft.fill_ended_row(request, position)
+                row.filled = position + 1
+
+    @property
+    def _num_slots(self) -> int:
+        """How long each row may get, in tokens."""
+        return self._longest_prompt + self._longest_answer
+
+    def _longest_with(self, request: Request) -> tuple[int, int]:
+        num_tokens = request.num_tokens
+        return (
+            max(self._longest_prompt, num_tokens),
+            max(self._longest_answer, request.max_num_tokens - num_tokens),
+        )

@@ -64,7 +64,8 @@ class EngineConfig:
         target_itl_s: prompts are cut so that steps with running streams take no longer than this,
             by the cost model's prediction; None sets no bound.
         batching: "continuous" decides anew before every step. "dynamic" and "static" are the
-            baselines: a batch starts together and nobody joins until all of it has ended.
+            baselines: a batch starts together, and its rows are computed and keep their blocks
+            until all of it has ended.
         batch_window_s: how long a dynamic batch waits to fill, from the arrival of its first.
         scheduling_policy: who goes first. "fair": tenants share by weight, priority inside each;
             "priority": by priority for all; "fcfs": in order of arrival.

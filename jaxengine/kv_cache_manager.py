@@ -55,9 +55,13 @@ class KVCacheManager:
         """Free blocks that hold a cached prefix."""
         return self._pool.num_free_cached
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold so many tokens."""
+        return -(-num_tokens // self._block_size)
+
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks the request needs to hold `num_tokens` tokens."""
-        return max(0, -(-num_tokens // self._block_size) - len(request.block_ids))
+        return max(0, self.blocks_for(num_tokens) - len(request.block_ids))
 
     def num_holders(self, block_id: int) -> int:
         """Return how many requests hold a block."""

@@ -55,7 +55,7 @@ class Scheduler:
         self._kv = kv
         self._eos_token_ids = frozenset(eos_token_ids)
         self._prompt_budget = PromptBudget(config, step_times)
-        self._batch = None if config.batching == "continuous" else ClosedBatch(config)
+        self._batch = None if config.batching == "continuous" else ClosedBatch(config, kv)
         self.speculation = Speculation(config, kv, step_times)
         self.tenants = TenantLedger(config.tenant_weights)
         self._fair_rows = partial(self.tenants.share, amount=config.max_num_seqs)
@@ -139,11 +139,12 @@ class Scheduler:
         """
         draft = StepDraft(self._config.scheduled_tokens_limit)
         preemptions_before = self.num_preemptions
-        if self._batch is not None and not self._running:
-            self._form_batch(draft, self._batch, now_s)
-        prompts = self._schedule_decodes(draft)
-        may_join = self._batch is None and self.num_preemptions == preemptions_before
-        self._schedule_prompts(draft, prompts, now_s, may_join=may_join)
+        if self._batch is None:
+            prompts = self._schedule_decodes(draft)
+            may_join = self.num_preemptions == preemptions_before
+            self._schedule_prompts(draft, prompts, now_s, may_join=may_join)
+        else:
+            self._schedule_batch(draft, self._batch, now_s)
         for request in draft.filled:  # those preempted since then have no computed tokens
             self._kv.remember(request, request.num_computed_tokens)
         self.speculation.add_drafts(draft)
@@ -201,6 +202,8 @@ class Scheduler:
             request.num_pending_tokens = request.num_draft_tokens = 0
         for request in list(self._running.values()):
             self._preempt(request)
+        if self._batch is not None:
+            self._batch.disband()
         self._paused.clear()
         self._kv.reset_prefix_cache()
         return outputs
@@ -230,13 +233,8 @@ class Scheduler:
             Those that need more: prompts, and what a preemption lost.
         """
         running = list(self._running.values())
-        if self._batch is not None:
-            prompts = [r for r in running if r.num_tokens - r.num_computed_tokens > 1]
-            if prompts or self._batch.has_padding:
-                return prompts
         sitting_out = self.speculation.sitting_out(running, is_crowded=bool(self._waiting))
         prompts = []
-        num_live = 0
         block_size = self._config.block_size
         for request in running:
             num_pending = request.num_pending_tokens
@@ -248,7 +246,6 @@ class Scheduler:
             # A pending token that is certainly the last one need not be computed.
             if num_new == 0 or (num_pending and num_tokens >= request.max_num_tokens):
                 continue
-            num_live += 1
             if (
                 draft.budget > 0
                 and not (num_pending and request.needs_last_token)  # joins the step after next
@@ -261,16 +258,12 @@ class Scheduler:
                 elif num_tokens % block_size <= self._kv.max_pending_tokens:  # maybe known by now
                     self._kv.remember(request, num_tokens)
                 draft.take_token(request)
-        if self._batch is not None and draft.scheduled:
-            draft.add_ended_rows(min(self._batch.ended_rows(num_live), draft.budget))
         return [request for request in prompts if request.status is RequestStatus.RUNNING]
 
     def _schedule_prompts(
         self, draft: StepDraft, prompts: list[Request], now_s: float, *, may_join: bool
     ) -> None:
         """Give the rest of the budgets to prompts begun and, if they may join, to waiting ones."""
-        if self._batch is not None and self._running:
-            draft.add_padding(self._batch.take_padding(draft.budget))
         is_alone = len(self._requests) == 1
         while draft.budget > 0 and (prompts or may_join):
             if not self._prompt_budget.most_tokens(
@@ -298,23 +291,27 @@ class Scheduler:
             )
             self._kv.remember(request, first + max(num_new, 1))
             draft.take(request, max(num_new, 1))  # it has joined
-        if self._batch is not None:
-            draft.waiting_for = "batch"
-        elif not draft.waiting_for:  # nobody may join in a step that preempted
+        if not draft.waiting_for:  # nobody may join in a step that preempted
             draft.waiting_for = "tokens" if may_join else "kv_cache"
         if not self._waiting:
             draft.waiting_for = ""
 
-    # Joining and leaving.
+    def _schedule_batch(self, draft: StepDraft, batch: ClosedBatch, now_s: float) -> None:
+        """Start a closed batch if it is time, and compute its prompts or a token of each row."""
+        if not self._running and self._waiting and now_s >= batch.opens_at_s(self._waiting):
+            while (head := self._waiting.head()) is not None and batch.has_room(head):
+                self._start(head, batch.add(head), now_s)
+            batch.reserve()
+        if batch.is_prefilling:
+            self._schedule_prompts(draft, batch.prompts, now_s, may_join=False)
+            batch.pad_prompts(draft)
+        else:
+            self._schedule_decodes(draft)
+            batch.fill_ended_rows(draft)
+        if self._waiting:
+            draft.waiting_for = "batch"
 
-    def _form_batch(self, draft: StepDraft, batch: ClosedBatch, now_s: float) -> None:
-        """Let waiting requests start together, if it is time."""
-        head = self._waiting.head()
-        if head is None or now_s < batch.opens_at_s(self._waiting):
-            return
-        while head is not None and not self._admit(draft, head, now_s):
-            head = self._waiting.head()
-        batch.begin(list(self._running.values()))
+    # Joining and leaving.
 
     def _admit(self, draft: StepDraft, request: Request, now_s: float) -> str:
         """Give the head of the queue a row, its cached prefix, and blocks, if all of it fits.
@@ -332,7 +329,7 @@ class Scheduler:
             return "kv_cache"  # as in the step before; matching the prefix again costs time
         if not (self._free_rows or self._may_displace(request)):
             return "seqs"
-        num_tokens = request.num_tokens if self._batch is None else request.max_num_tokens
+        num_tokens = request.num_tokens
         is_paused = request in self._paused
         num_cached = request.num_computed_tokens if is_paused else self._kv.match_prefix(request)
         spare = self._config.watermark_blocks if self._running else 0
@@ -389,7 +386,6 @@ class Scheduler:
         """Whether some running request might have to make room for a waiting one."""
         return (
             self._config.scheduling_policy != "fcfs"
-            and self._batch is None
             and bool(self._running)
             and may_displace(request, self._running.values(), fair_rows=self._fair_rows)
         )
@@ -439,7 +435,10 @@ class Scheduler:
         status = request.status
         if status is RequestStatus.RUNNING:
             self._leave_running(request)
-        self._kv.free(request)
+        if self._batch is None or status is not RequestStatus.RUNNING:
+            self._kv.free(request)
+        elif not self._running:
+            self._batch.disband()
         self._paused.discard(request)
         self.tenants.leave(request.account)
         del self._requests[request.request_id]

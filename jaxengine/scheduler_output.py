@@ -9,6 +9,9 @@ from jaxengine.step_time import StepWork
 
 __all__ = ["ScheduledRequest", "SchedulerOutput"]
 
+# What is computed where a row of a batch has no token of its own.
+PADDING_ID = 0
+
 
 class ScheduledRequest(NamedTuple):
     """One request's share of a step.
@@ -23,6 +26,7 @@ class ScheduledRequest(NamedTuple):
         last_is_pending: the last token to compute is known to the device only.
         draft_id: a token that was guessed, if that is what this computes. There is no such row, and
             the same step has the request's own next token.
+        is_filler: its tokens are none of the request's, only computed as if they were.
     """
 
     request: Request
@@ -33,6 +37,7 @@ class ScheduledRequest(NamedTuple):
     samples: bool
     last_is_pending: bool
     draft_id: int | None = None
+    is_filler: bool = False
 
     @property
     def is_draft(self) -> bool:
@@ -43,6 +48,8 @@ class ScheduledRequest(NamedTuple):
         """Tokens to compute that the host knows; one short if `last_is_pending`."""
         if self.draft_id is not None:
             return (self.draft_id,)
+        if self.is_filler:
+            return (PADDING_ID,) * self.num_new_tokens
         end = self.first_position + self.num_new_tokens - self.last_is_pending
         return self.request.token_ids[self.first_position : end]
 
@@ -54,8 +61,8 @@ class SchedulerOutput:
     Attributes:
         num_tokens: tokens to compute, over all requests.
         num_preempted: requests that lost their row for it, and their blocks if these were lacking.
-        padding_slots, ended_row_slots: token slots to compute besides that hold nothing: padding
-            of prompts, and ended requests of a batch that has not ended.
+        padding, ended_rows: fillers, to be computed besides: padding of prompts, and a token for
+            each ended request of a batch that has not ended.
         waiting_for: what the first waiting request waits for, as in StepRecord.
         work: what the device has to do.
     """
@@ -63,16 +70,26 @@ class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
     num_tokens: int
     num_preempted: int = 0
-    padding_slots: int = 0
-    ended_row_slots: int = 0
+    padding: tuple[ScheduledRequest, ...] = ()
+    ended_rows: tuple[ScheduledRequest, ...] = ()
     waiting_for: str = ""
     work: StepWork
 
     @property
+    def items(self) -> tuple[ScheduledRequest, ...]:
+        """All that the device computes; the scheduled requests first."""
+        return self.scheduled + self.padding + self.ended_rows
+
+    @property
+    def padding_slots(self) -> int:
+        return sum(item.num_new_tokens for item in self.padding)
+
+    @property
     def wasted_slots(self) -> int:
-        return self.padding_slots + self.ended_row_slots
+        """Token slots of fillers."""
+        return self.padding_slots + len(self.ended_rows)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing for the device to do."""
-        return not self.scheduled and self.wasted_slots == 0
+        return not self.items

@@ -7,6 +7,9 @@ from jaxengine.tenants import DECODE_COST, PROMPT_COST
 
 __all__ = ["StepDraft"]
 
+# A filler remembers nothing on the device.
+NO_ROW = -1
+
 
 class StepDraft:
     """What has been taken into the step, and the tokens that are left.
@@ -14,10 +17,11 @@ class StepDraft:
     Attributes:
         budget: token slots that may still be taken.
         scheduled: the requests so far.
-        num_decodes: those among them with one token.
-        prompts: those among them that got a part of their prompt. Others that came after them may
+        padding, ended_rows: as in SchedulerOutput, so far.
+        num_decodes: those among all of them with one token.
+        prompts: the requests that got a part of their prompt. Others that came after them may
             share their blocks already, so they must stay in the step.
-        filled: those among them whose token fills a block. It may be shared once it is certain
+        filled: the requests whose token fills a block. It may be shared once it is certain
             that the step computes it.
         waiting_for: what the first waiting request waits for, as in StepRecord.
     """
@@ -26,28 +30,33 @@ class StepDraft:
         self._full_budget = budget
         self.budget = budget
         self.scheduled: list[ScheduledRequest] = []
+        self.padding: list[ScheduledRequest] = []
+        self.ended_rows: list[ScheduledRequest] = []
         self.num_decodes = 0
         self.prompts: set[Request] = set()
         self.filled: list[Request] = []
         self.waiting_for = ""
-        self._padding_slots = 0
-        self._ended_row_slots = 0
+        self._wasted_slots = 0
         self._decode_context = 0
         self._prefill_context = 0
         self._chunk_context = 0
         self._num_sampled = 0
 
     @property
+    def num_seqs(self) -> int:
+        return len(self.scheduled) + len(self.padding) + len(self.ended_rows)
+
+    @property
     def has_prompts(self) -> bool:
         """Whether a request got more than one token."""
-        return len(self.scheduled) > self.num_decodes
+        return self.num_seqs > self.num_decodes
 
     @property
     def work(self) -> StepWork:
         """What the device has to do so far."""
         return StepWork(
             num_tokens=self._full_budget - self.budget,
-            num_seqs=len(self.scheduled),
+            num_seqs=self.num_seqs,
             decode_only=not self.has_prompts,
             decode_context=self._decode_context,
             prefill_context=self._prefill_context,
@@ -80,12 +89,7 @@ class StepDraft:
             cost = PROMPT_COST if end <= request.num_prompt_tokens else DECODE_COST
             request.account.charge((end - num_charged) * cost)
             request.num_charged_tokens = end
-        if num_new_tokens == 1:
-            self.num_decodes += 1
-            self._decode_context += end
-        else:
-            self._prefill_context += _context_pairs(first, end)
-            self._chunk_context += end
+        self._count_context(first, end)
 
     def take_token(self, request: Request) -> None:
         """Do as `take` does with a request that needs one token, its last: most of the work."""
@@ -143,28 +147,42 @@ class StepDraft:
         request.num_computed_tokens = item.first_position
         request.num_pending_tokens -= 1
 
-    def add_padding(self, num_slots: int) -> None:
-        """Take slots that pad prompts."""
-        self._padding_slots += num_slots
-        self.budget -= num_slots
+    def pad(self, request: Request, first_position: int, num_slots: int) -> None:
+        """Fill slots of a request's row that pad its prompt."""
+        self.padding.append(self._filler(request, first_position, num_slots))
 
-    def add_ended_rows(self, num_slots: int) -> None:
-        """Take slots of requests that have ended while their batch has not."""
-        self._ended_row_slots += num_slots
-        self.budget -= num_slots
+    def fill_ended_row(self, request: Request, position: int) -> None:
+        """Fill a slot of a request that has ended while its batch has not."""
+        self.ended_rows.append(self._filler(request, position, 1))
 
     def output(self, *, num_preempted: int) -> SchedulerOutput:
         """Return the finished step."""
-        wasted = self._padding_slots + self._ended_row_slots
         return SchedulerOutput(
             scheduled=tuple(self.scheduled),
-            num_tokens=self._full_budget - self.budget - wasted,
+            num_tokens=self._full_budget - self.budget - self._wasted_slots,
             num_preempted=num_preempted,
-            padding_slots=self._padding_slots,
-            ended_row_slots=self._ended_row_slots,
+            padding=tuple(self.padding),
+            ended_rows=tuple(self.ended_rows),
             waiting_for=self.waiting_for,
             work=self.work,
         )
+
+    def _filler(self, request: Request, first: int, num_slots: int) -> ScheduledRequest:
+        self.budget -= num_slots
+        self._wasted_slots += num_slots
+        self._count_context(first, first + num_slots)
+        return ScheduledRequest(
+            request, first, num_slots, NO_ROW, request.block_ids, False, False, is_filler=True
+        )
+
+    def _count_context(self, first: int, end: int) -> None:
+        """Count what the tokens first..end of a sequence attend to."""
+        if end == first + 1:
+            self.num_decodes += 1
+            self._decode_context += end
+        else:
+            self._prefill_context += _context_pairs(first, end)
+            self._chunk_context += end
 
 
 def _context_pairs(first: int, end: int) -> int:

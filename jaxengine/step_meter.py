@@ -74,7 +74,7 @@ class StepMeter:
             self.step_prediction_error_s += abs(step.predicted_s - duration_s)
         self.padded_tokens += padded
         self.wasted_prompt_slots += output.padding_slots
-        self.wasted_row_slots += output.ended_row_slots
+        self.wasted_row_slots += len(output.ended_rows)
         self._last_end_s = end_s
         shares = tuple(
             StepShare(

@@ -93,6 +93,8 @@ class EngineLoop:
         self.ends: dict[str, RequestOutput] = {}
         self._eos = tuple(eos)
         self.requests: dict[str, Request] = {}
+        self._batch: set[str] = set()  # who started together, without continuous batching
+        self._batch_blocks = 0
 
     @property
     def stats(self) -> EngineStats:
@@ -267,13 +269,27 @@ class EngineLoop:
                 assert (reason, is_closed) == ("batch", True)
         assert bool(waiting) == bool(output.waiting_for)
 
+    def _check_batch(self) -> None:
+        """A batch keeps all of its blocks until it is done, and nobody joins it."""
+        stats = self.stats
+        names = {request.request_id for request in self.running}
+        num_held = stats.num_blocks - stats.num_free_blocks
+        if names & self._batch:
+            assert names < self._batch or names == self._batch, "somebody joined"
+            assert num_held == self._batch_blocks, "blocks were taken or given back on the way"
+        else:
+            assert bool(num_held) == bool(names), "a batch that is done holds blocks"
+            self._batch, self._batch_blocks = names, num_held
+
     def _blocks(self, request: Request) -> int:
         return -(-request.num_tokens // self.config.block_size)
 
     def _take(self, outputs: list[RequestOutput]) -> None:
-        assert self.runner.faults == []
+        assert self.runner.faults == [], self.runner.faults
         self.core.check_integrity()
         assert self.stats.num_running <= self.config.max_num_seqs
+        if self.config.batching != "continuous":
+            self._check_batch()
         for output in outputs:
             name = output.request_id
             assert name not in self.ends, f"{name} goes on after its end"

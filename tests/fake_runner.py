@@ -159,9 +159,9 @@ class FakeModelRunner:
             self._fail()
         self._check_budgets(output)
         self.requests |= {item.request.request_id: item.request for item in output.scheduled}
-        self._write(output.scheduled)
+        self._write(output.items)
         num_slots = output.num_tokens + output.wasted_slots + self.num_padded_tokens
-        sampled = [self._compute(item) for item in output.scheduled]
+        sampled = [self._compute(item) for item in output.items][: len(output.scheduled)]
         return _FakeStep(self, index, num_slots, sampled)
 
     def reset(self) -> None:
@@ -235,8 +235,9 @@ class FakeModelRunner:
     def _check_budgets(self, output: SchedulerOutput) -> None:
         config, items = self._config, output.scheduled
         rows = [item.row for item in items if not item.is_draft]
+        num_fillers = len(output.items) - len(items)
         self._require(not output.is_empty, "nothing is scheduled")
-        self._require(len(rows) <= config.max_num_seqs, "more sequences than allowed")
+        self._require(len(rows) + num_fillers <= config.max_num_seqs, "too many sequences")
         most = max(bucket.num_seqs for bucket in buckets_for(config))
         self._require(len(items) <= most, "more sequences than any bucket holds")
         self._require(
@@ -248,7 +249,8 @@ class FakeModelRunner:
         num_tokens = sum(item.num_new_tokens for item in items)
         self._require(num_tokens == output.num_tokens, "the tokens are counted wrongly")
         limit = config.max_num_scheduled_tokens or config.max_num_batched_tokens
-        self._require(num_tokens <= limit, f"{num_tokens} tokens in a step")
+        num_slots = num_tokens + output.wasted_slots
+        self._require(num_slots <= limit, f"{num_slots} tokens in a step")
 
     def _write(self, items: Sequence[ScheduledRequest]) -> None:
         """Write K and V of all tokens, before any of them attends."""
@@ -282,9 +284,12 @@ class FakeModelRunner:
         for position in range(end):
             found = self._read(item, position)
             chain = hash((chain, position, found.token_id))
-            if found.position != position or found.chain != chain:
+            # A filler may lie behind padding of its row that tokens have overwritten since.
+            if not item.is_filler and (found.position != position or found.chain != chain):
                 self._fault(f"{item.request} attends at {position} to another sequence's {found}")
             token_ids.append(found.token_id)
+        if item.is_filler:
+            return NOTHING_SAMPLED
         known = item.request.token_ids[:end]
         if token_ids[: len(known)] != known:
             self._fault(f"{item.request} attends to {token_ids}")

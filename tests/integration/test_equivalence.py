@@ -104,6 +104,28 @@ def test_every_way_to_compute_gives_the_same_tokens(name):
     assert warm.runner.compiles_after_ready == compiles_before
 
 
+@pytest.mark.parametrize("name", ["llama-float32", "mistral-window-bfloat16"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_closed_batches_give_the_same_tokens(name, overlap):
+    """Of prompts that are padded, beside rows that have ended and go on."""
+    warm = RUNNERS[name]()
+    prompts = eight_prompts(warm.model.vocab_size)
+    params = [
+        replace(param, max_tokens=max_tokens)
+        for param, max_tokens in zip(sampling_mix(24), (1, 24, 3, 12, 30, 2, 9, 17), strict=True)
+    ]
+    alone = run_alone(warm, prompts, params)
+    session = warm.session(
+        batching="dynamic", batch_window_s=1e-9, max_num_seqs=4, num_blocks=64, overlap=overlap
+    )
+    assert session.run(prompts, params) == alone
+    stats = session.stats
+    # Two batches, of prompts up to 33 and up to 128. A row ends a token before its answer does.
+    assert stats.wasted_prompt_slots == (32 + 26 + 17) + (128 - 65 + 28 + 89)
+    assert stats.wasted_row_slots == (23 + 21 + 12) + (28 + 21 + 13)
+    assert stats.iteration_tokens_sum == sum(map(len, prompts)) + sum(map(len, alone)) - 8
+
+
 # The one has programs for decode-only steps, the other takes them as any step.
 @pytest.mark.parametrize("kernel", ["reference", "auto"])
 def test_several_decode_steps_at_once_give_the_same_tokens(kernel, monkeypatch):

@@ -79,15 +79,35 @@ def test_a_mixed_step_is_packed_decodes_first():
     assert views["position"].tolist() == [5, 10, 8, 0]
 
 
-def test_slots_that_hold_nothing_are_computed_too():
-    """The padding of a static batch, and rows that it does not release: 3 tokens, 2 and 1 more."""
-    chunk = item(range(10, 18), 0, 3)
-    for fields, num_slots in (({}, 3), ({"padding_slots": 2, "ended_row_slots": 1}, 6)):
-        step = step_of(chunk, **fields)
-        layout, packed, *_, computed = make_builder().build(step)
-        assert layout.views(packed)["num_slots"] == num_slots
-        assert computed == 16  # the bucket
-        assert make_builder(skips_padding=True).build(step).num_slots == num_slots
+def test_fillers_are_computed_like_any_token_and_sample_nothing():
+    """The padding of a static batch, and a row that it does not release: 3 tokens, 2 and 1 more.
+
+    The row has 9 tokens in blocks 2 to 4 of size 4: its filler at position 9 goes to slot 4*4+1.
+    The padding is at positions 3 and 4, in slot 3 of block 1 and slot 0 of block 5.
+    """
+    chunk = item(range(10, 18), 0, 3, row=7, blocks=(1, 5))
+    ended = item(range(30, 39), 9, 1, row=-1, blocks=(2, 3, 4), samples=False)
+    padding = chunk._replace(first_position=3, num_new_tokens=2, row=-1, is_filler=True)
+    step = step_of(chunk, padding=(padding,), ended_rows=(ended._replace(is_filler=True),))
+    layout, packed, sequences, *_, computed = make_builder().build(step)
+    views = layout.views(packed)
+    assert sequences == [1]
+    assert views["token_ids"][:6].tolist() == [0, 10, 11, 12, 0, 0]
+    assert views["positions"][:6].tolist() == [9, 0, 1, 2, 3, 4]
+    assert views["slot_mapping"][:6].tolist() == [17, 4, 5, 6, 7, 20]
+    assert views["query_start_loc"].tolist() == [0, 1, 4, 6, 6]
+    assert views["seq_lens"].tolist() == [10, 3, 5, 0]
+    assert views["rows"].tolist() == [SPARE_ROW] * 4
+    assert (views["num_decodes"], views["num_slots"], computed) == (1, 6, 16)
+    assert make_builder(skips_padding=True).build(step).num_slots == 6
+
+
+def test_nobody_wants_log_probabilities_of_fillers():
+    wish = SamplingParams(max_tokens=8, temperature=0, prompt_logprobs=1)
+    row = item(range(10, 18), 3, 2, params=wish, samples=False)
+    assert make_builder().build(step_of(row)).prompt_logprobs
+    step = step_of(padding=(row._replace(is_filler=True),))
+    assert not make_builder().build(step).prompt_logprobs
 
 
 def test_prefill_chunks_keep_the_order_of_the_scheduler():

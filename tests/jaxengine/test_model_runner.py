@@ -76,9 +76,14 @@ def test_a_step_says_how_many_slots_the_device_computes(warm):
     assert execute(warm, item((5,), 0, 1)).num_slots == 16
 
 
-def test_a_step_of_nothing_but_wasted_slots_can_be_run(warm):
-    assert launch(warm, step_of(padding_slots=9)).num_slots == 16
-    assert launch(warm, step_of(padding_slots=65)).num_slots == 256
+def test_a_step_of_nothing_but_fillers_can_be_run_and_changes_no_row(warm):
+    token = next_token(warm, item(PROMPT, 0, 20, row=3))
+    expected = next_token(warm, item((*PROMPT, token), 20, 1, row=4))
+    # Padding behind the prompt, in its blocks, which the next token overwrites.
+    filler = item(PROMPT, 20, 9, row=-1)._replace(samples=False, is_filler=True)
+    step = launch(warm, step_of(padding=(filler,)))
+    assert (step.num_slots, step.result()) == (16, [])
+    assert next_token(warm, item(PROMPT, 20, 1, row=3, pending=True)) == expected
 
 
 def test_a_reset_forgets_the_cache_and_the_tokens(warm):

@@ -3,12 +3,15 @@
 The loop's clock takes a second for each look: steps are scheduled at odd seconds.
 """
 
+from collections.abc import Sequence
+
 import pytest
 
 from engine_loop import EngineLoop, small_config
 from jaxengine.batching import STATIC_PATIENCE_S
 from jaxengine.engine_core import STEP_FAILED
 from jaxengine.outputs import FinishReason
+from jaxengine.scheduler_output import ScheduledRequest
 from scheduler_loop import SchedulerLoop, shares
 
 modes = pytest.mark.parametrize("batching", ["static", "dynamic"])
@@ -19,10 +22,15 @@ def batch_loop(batching: str = "static", **changes) -> SchedulerLoop:
 
 
 def step(loop: SchedulerLoop, tokens=None) -> tuple[dict[str, int], int, int]:
-    """Step; return the shares, the slots of padding, and those of ended rows."""
+    """Step; return the shares, the slots of padding, and the number of ended rows."""
     output = loop.schedule()
     loop.update(output, tokens)
-    return shares(output), output.padding_slots, output.ended_row_slots
+    return shares(output), output.padding_slots, len(output.ended_rows)
+
+
+def places(fillers: Sequence[ScheduledRequest]) -> list[tuple[str, int, int]]:
+    """Of each filler: whose row it is in, its first position, and how many slots it takes."""
+    return [(f.request.request_id, f.first_position, f.num_new_tokens) for f in fillers]
 
 
 # When a batch starts.
@@ -127,6 +135,32 @@ def test_no_batch_is_preempted_or_displaced_however_small_the_cache(batching):
     loop.check_idle()
 
 
+@modes
+def test_every_row_may_get_as_long_as_the_longest_prompt_and_answer_together(batching):
+    loop = batch_loop(batching, num_blocks=9, max_num_seqs=4, max_num_batched_tokens=64)
+    loop.add("a", 20, max_tokens=1)
+    loop.add("b", 1, max_tokens=10)
+    loop.add("c", 1, max_tokens=1)
+    # a has 21 tokens and b 11, but rows of 20 + 10 slots take 4 of 8 blocks each.
+    loop.now_s = 9.0
+    assert loop.step() == {"a": 20, "b": 1}
+    assert loop.kv.num_free_blocks == 0
+    while loop.scheduler.num_running:
+        assert loop.kv.num_free_blocks == 0
+        loop.step()
+    assert (loop.kv.num_free_blocks, loop.scheduler.num_waiting) == (8, 1)
+
+
+@modes
+def test_a_batch_is_no_longer_than_the_context(batching):
+    loop = batch_loop(batching, max_model_len=24, max_num_batched_tokens=64)
+    loop.add("a", 20, max_tokens=4)
+    loop.add("b", 4, max_tokens=4)
+    loop.add("c", 4, max_tokens=20)  # 20 + 20 would be too long
+    loop.now_s = 9.0
+    assert loop.step() == {"a": 20, "b": 4}
+
+
 # What is wasted.
 
 
@@ -134,15 +168,33 @@ def test_prompts_are_padded_and_computed_before_anybody_decodes():
     loop = batch_loop("static", max_num_seqs=3)
     for name, length in (("a", 20), ("b", 4), ("c", 1)):
         loop.add(name, length, max_tokens=3)
-    # 20 + 20 + 20 slots, 16 a step: 35 hold padding, 25 hold tokens.
-    steps = [step(loop) for _ in range(4)]
-    assert sum(padding for _, padding, _ in steps) == 16 + 19
-    assert [sum(given.values()) + padding for given, padding, _ in steps] == [16, 16, 16, 11]
-    assert [ended for _, _, ended in steps] == [0, 0, 0, 0]
-    totals = {name: sum(given.get(name, 0) for given, _, _ in steps) for name in "ab"}
-    assert totals == {"a": 20, "b": 4}
-    # The last token of a prompt counts as a decode, since it is one token.
+    # 3 x 20 slots, at most 16 and 3 sequences a step: 35 hold padding, 25 hold tokens.
+    seen = [loop.schedule() for _ in range(5)]
+    assert [shares(output) for output in seen[:2]] == [{"a": 16}, {"a": 4, "b": 4, "c": 1}]
+    assert [places(output.padding) for output in seen] == [
+        [],
+        [],
+        [("b", 4, 16)],
+        [("c", 1, 16)],
+        [("c", 17, 3)],
+    ]
+    assert all(not output.ended_rows for output in seen)
+    for output in seen:
+        loop.update(output)
     assert step(loop) == ({"a": 1, "b": 1, "c": 1}, 0, 0)
+
+
+def test_padding_is_computed_behind_the_prompt_in_the_blocks_of_its_row():
+    loop = batch_loop("static", max_num_seqs=2, max_num_batched_tokens=64)
+    loop.add("a", 20, max_tokens=3)
+    short = loop.add("b", 4, max_tokens=3)
+    loop.schedule()
+    [padding] = loop.schedule().padding
+    assert (padding.first_position, padding.num_new_tokens) == (4, 16)
+    assert padding.block_ids is short.block_ids
+    assert len(padding.block_ids) == 3
+    assert list(padding.token_ids) == [0] * 16
+    assert not padding.samples
 
 
 def test_prompts_that_are_alike_are_not_padded():
@@ -152,15 +204,16 @@ def test_prompts_that_are_alike_are_not_padded():
     assert step(loop) == ({"a": 5, "b": 5, "c": 5}, 0, 0)
 
 
-def test_a_cached_beginning_is_not_padded():
+def test_a_cached_beginning_is_not_computed_and_counts_for_the_length():
     loop = batch_loop("static", max_num_seqs=2, max_num_batched_tokens=32)
     loop.add("a", range(9), max_tokens=1)
     loop.add("b", range(30, 39), max_tokens=1)
     loop.step()
-    loop.add("c", [*range(8), 50, 51], max_tokens=1)
-    loop.add("d", range(60, 72), max_tokens=1)
-    # c computes the 2 tokens that a had not, and is padded to the 12 of d.
-    assert step(loop) == ({"c": 2, "d": 12}, 10, 0)
+    loop.add("c", [*range(8), 50, 51], max_tokens=2)
+    loop.add("d", range(60, 72), max_tokens=2)
+    # c computes the 2 tokens that a had not; its 10 are padded to the 12 of d.
+    assert step(loop) == ({"c": 2, "d": 12}, 0, 0)
+    assert step(loop) == ({}, 2, 0)
 
 
 def test_each_step_computes_the_rows_of_those_who_have_ended():
@@ -178,13 +231,48 @@ def test_each_step_computes_the_rows_of_those_who_have_ended():
     assert not loop.scheduler.has_requests
 
 
+def test_an_ended_row_goes_on_over_a_context_that_grows():
+    loop = batch_loop("static", max_num_seqs=2, max_num_batched_tokens=64)
+    short = loop.add("a", 4, max_tokens=3)
+    loop.add("b", 4, max_tokens=9)
+    blocks = []
+    seen = []
+    for _ in range(9):
+        output = loop.schedule()
+        blocks.append(loop.kv.num_free_blocks)
+        seen += places(output.ended_rows)
+        assert all(item.block_ids is short.block_ids for item in output.ended_rows)
+        loop.update(output)
+    # a has 7 tokens, of which the last one, at position 6, was never computed. From there on.
+    assert seen == [("a", position, 1) for position in range(6, 12)]
+    # Rows of 4 + 9 slots, two blocks each, are kept until b ends.
+    assert blocks == [12] * 9
+    assert loop.kv.num_free_blocks == 16
+
+
+def test_an_ended_row_goes_on_behind_its_padding():
+    loop = batch_loop("static", max_num_seqs=2, max_num_batched_tokens=64)
+    loop.add("a", 4, max_tokens=3)
+    loop.add("b", 12, max_tokens=5)
+    seen = [loop.schedule()]
+    while loop.scheduler.has_requests:
+        loop.update(seen[-1])
+        seen.append(loop.schedule())
+    assert [places(output.padding) for output in seen[:2]] == [[], [("a", 4, 8)]]
+    assert [places(output.ended_rows) for output in seen[4:6]] == [[("a", 12, 1)], [("a", 13, 1)]]
+
+
 def test_rows_that_wait_for_the_token_budget_have_not_ended():
     loop = batch_loop("static", max_num_scheduled_tokens=3)
     for name in "abcd":
         loop.add(name, 1, max_tokens=3)
     seen = [step(loop) for _ in range(6)]
-    # While a, b and c decode, d waits for its turn; then three rows have ended, and two fit.
-    assert [(sum(given.values()), ended) for given, _, ended in seen] == [(3, 0)] * 3 + [(1, 2)] * 3
+    # While a, b and c decode, d waits for its turn; then three rows have ended, and two fit. They
+    # end where all rows do: at one token of a prompt and three of an answer.
+    assert [(sum(given.values()), ended) for given, _, ended in seen] == [
+        *((3, 0), (1, 0), (3, 0), (3, 0)),
+        *((1, 2), (1, 1)),
+    ]
 
 
 def test_the_row_of_one_whose_last_token_is_in_flight_is_computed_for_nothing():
@@ -193,10 +281,10 @@ def test_the_row_of_one_whose_last_token_is_in_flight_is_computed_for_nothing():
     loop.add("b", 4, max_tokens=3)
     first = loop.schedule()
     second = loop.schedule()  # launched before the tokens of the first are here
-    assert (shares(second), second.ended_row_slots) == ({"b": 1}, 1)
+    assert (shares(second), len(second.ended_rows)) == ({"b": 1}, 1)
     loop.update(first)
     third = loop.schedule()
-    assert (shares(third), third.ended_row_slots) == ({"b": 1}, 1)
+    assert (shares(third), len(third.ended_rows)) == ({"b": 1}, 1)
     loop.update(second)
     assert loop.schedule().is_empty  # b's last token is in flight: nobody needs a row
     loop.update(third)
@@ -219,6 +307,23 @@ def test_an_abort_leaves_its_row_to_be_computed_for_nothing(batching):
     loop.abort("b")
     loop.now_s = 50.0
     assert step(loop) == ({"c": 4}, 0, 0)
+
+
+@modes
+def test_what_an_abort_left_of_a_prompt_is_computed_all_the_same(batching):
+    loop = batch_loop(batching, max_num_seqs=2)
+    loop.add("a", 20, max_tokens=2)
+    loop.add("b", 30, max_tokens=2)
+    assert step(loop) == ({"a": 16}, 0, 0)
+    loop.abort("a")
+    assert loop.kv.num_free_blocks == 16 - 2 * 4
+    # a's row is filled to the 30 of b, and then goes on beside b.
+    seen = [loop.schedule() for _ in range(4)]
+    assert [shares(output) for output in seen] == [{"b": 16}, {"b": 14}, {}, {"b": 1}]
+    assert [places(output.padding) for output in seen[1:3]] == [[("a", 16, 2)], [("a", 18, 12)]]
+    assert places(seen[3].ended_rows) == [("a", 30, 1)]
+    loop.abort("b")
+    assert loop.kv.num_free_blocks == 16
 
 
 @modes
@@ -263,10 +368,26 @@ def test_a_batch_that_has_to_start_over_is_padded_anew():
     loop = batch_loop("static", max_num_seqs=2, max_num_batched_tokens=32)
     loop.add("a", 10, max_tokens=5)
     loop.add("b", 4, max_tokens=5)
-    assert step(loop) == ({"a": 10, "b": 4}, 6, 0)
+    assert step(loop) == ({"a": 10, "b": 4}, 0, 0)
+    assert step(loop) == ({}, 6, 0)
     loop.scheduler.fail([], "it broke", 9.0)
     loop.scheduler.check_integrity()
-    assert step(loop) == ({"a": 11, "b": 5}, 6, 0)  # and the token that each had
+    assert loop.kv.num_free_blocks == 16
+    assert step(loop) == ({"a": 11, "b": 5}, 0, 0)  # and the token that each had
+    assert step(loop) == ({}, 6, 0)
+
+
+@modes
+def test_an_ended_row_gives_its_blocks_back_when_its_batch_fails(batching):
+    loop = batch_loop(batching, max_num_seqs=3, max_num_batched_tokens=32)
+    for name, max_tokens in (("a", 1), ("b", 5), ("c", 5)):
+        loop.add(name, 10, max_tokens=max_tokens)
+    output = loop.schedule()
+    loop.update(output)
+    [end] = loop.scheduler.fail([output.scheduled[1].request], "it broke", 9.0)
+    assert (end.request_id, loop.scheduler.num_waiting) == ("b", 1)
+    assert loop.kv.num_free_blocks == 16
+    loop.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -39,9 +39,17 @@ def test_the_token_ids_are_those_that_the_host_knows(first, count, pending, ids)
 def test_a_step_is_empty_if_the_device_has_nothing_to_compute_not_even_waste():
     assert step_of().is_empty
     assert not step_of(share(0, 4)).is_empty
-    assert not step_of(padding_slots=3).is_empty
-    assert not step_of(ended_row_slots=1).is_empty
+    assert not step_of(padding=(share(4, 3),)).is_empty
+    assert not step_of(ended_rows=(share(4, 1),)).is_empty
 
 
-def test_waste_adds_up():
-    assert step_of(share(0, 4), padding_slots=3, ended_row_slots=2).wasted_slots == 5
+def test_waste_adds_up_and_is_computed_behind_all_else():
+    items = [share(0, 4), share(4, 3), share(8, 1), share(9, 1)]
+    step = step_of(items[0], padding=(items[1],), ended_rows=tuple(items[2:]))
+    assert (step.padding_slots, step.wasted_slots) == (3, 5)
+    assert step.items == tuple(items)
+
+
+def test_a_filler_has_tokens_that_are_none_of_the_requests():
+    filler = share(8, 3)._replace(is_filler=True, samples=False)
+    assert list(filler.token_ids) == [0, 0, 0]

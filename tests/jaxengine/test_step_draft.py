@@ -126,18 +126,23 @@ def test_dropping_what_is_not_in_the_step_does_nothing():
 def test_wasted_slots_take_budget_and_time_but_are_no_tokens():
     draft = StepDraft(16)
     draft.take_token(make_request(10, computed=10, output=1))
-    draft.add_padding(5)
-    draft.add_ended_rows(2)
+    row = make_request(10, computed=10)
+    draft.pad(row, 10, 5)
+    draft.fill_ended_row(row, 15)
     output = draft.output(num_preempted=3)
-    assert (output.num_tokens, output.padding_slots, output.ended_row_slots) == (1, 5, 2)
-    assert (output.wasted_slots, output.num_preempted, draft.budget) == (7, 3, 8)
-    assert output.work.num_tokens == 8
-    assert not output.is_empty
+    assert (output.num_tokens, output.padding_slots, len(output.ended_rows)) == (1, 5, 1)
+    assert (output.wasted_slots, output.num_preempted, draft.budget) == (6, 3, 9)
+    # The token attends to 11 positions and the filler of the ended row to 16; the padding to 11 +
+    # 12 + 13 + 14 + 15.
+    assert output.work == StepWork(7, 3, False, 27, 65, 0, 15)
+    assert (row.num_computed_tokens, row.num_pending_tokens, row.account.service) == (10, 0, 0)
+    for item in output.items[1:]:
+        assert (item.is_filler, item.samples, item.block_ids) == (True, False, row.block_ids)
 
 
 def test_a_step_of_padding_alone_is_not_empty():
     draft = StepDraft(16)
-    draft.add_padding(16)
+    draft.pad(make_request(10, computed=10), 10, 16)
     output = draft.output(num_preempted=0)
     assert not output.is_empty
     assert output.num_tokens == 0

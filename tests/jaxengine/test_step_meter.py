@@ -43,8 +43,8 @@ def test_a_record_says_what_the_step_did():
         share("c", 10, 1, samples=False),
         at_s=10.0,
         num_slots=16,
-        padding_slots=3,
-        ended_row_slots=1,
+        padding=(share("d", 0, 3, samples=False),),
+        ended_rows=(share("e", 9, 1, samples=False),),
         num_preempted=2,
         waiting_for="seqs",
         predicted_s=0.25,
@@ -70,7 +70,14 @@ def test_slots_add_up_by_cause():
     meter = StepMeter()
     meter.finish(launched(share("a", 0, 5), at_s=1.0, num_slots=8), 2.0)
     meter.finish(
-        launched(share("a", 0, 5), at_s=3.0, num_slots=16, padding_slots=4, ended_row_slots=2), 4.0
+        launched(
+            share("a", 0, 5),
+            at_s=3.0,
+            num_slots=16,
+            padding=(share("b", 0, 4),),
+            ended_rows=(share("c", 9, 1), share("d", 9, 1)),
+        ),
+        4.0,
     )
     assert (meter.wasted_prompt_slots, meter.wasted_row_slots) == (4, 2)
     assert meter.padded_tokens == (8 - 5) + (16 - 5 - 4 - 2)
