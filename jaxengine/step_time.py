@@ -1,8 +1,9 @@
 """How long a step will take: a linear model that is fitted while serving.
 
-    time = base
-           + context slope x (decode_context + chunk_context) + prefill slope x prefill_context
-           + sampling slope x rows that are drawn at random
+    time = pace x (base
+                   + context slope x (decode_context + chunk_context)
+                   + prefill slope x prefill_context
+                   + sampling slope x rows that are drawn at random)
 
 A decode and a chunk both read their context once; a chunk of many tokens computes more with it.
 
@@ -21,6 +22,9 @@ two guards that serving needs:
   the traffic is constant.
 * Errors are weighted as in Huber's estimator, beyond a bound in standard deviations: a step that
   the operating system disturbed moves the fit no more than an unlucky one.
+
+The pace is of a machine that others use, too: it is slow for some dozen steps, and quick again. It
+follows the last few steps, and what these take is divided by it before the fit learns of them.
 """
 
 import math
@@ -58,6 +62,10 @@ FIRST_SPREAD = 0.1
 LEAST_SPREAD = 0.01
 SPREAD_RATE = 0.02
 SPREAD_CLIP = 3
+
+# How fast the pace follows the last steps, and the most that one counts for: 2 % in all.
+PACE_RATE = 0.2
+PACE_CLIP = 0.1
 
 # A base falls to no less than this share of the time of the warm-up, so that times are positive.
 LEAST_BASE = 0.01
@@ -125,16 +133,18 @@ class StepTimeModel:
             bases, [spread_s * RESTING_SLOPE_SPREAD for spread_s in slope_spreads_s]
         )
         self._spread = FIRST_SPREAD
+        self._pace = 1.0
 
     @property
     def base_times_s(self) -> dict[Bucket, float]:
-        """What a step of each size costs besides its contexts and what it draws."""
-        return dict(zip(self._sizes, self._parameters, strict=False))
+        """What a step of each size costs now, besides its contexts and what it draws."""
+        bases = [self._pace * value for value in self._parameters[:-3]]
+        return dict(zip(self._sizes, bases, strict=True))
 
     @property
     def slopes_s(self) -> tuple[float, float, float]:
         """Time per position read, per position that a prompt token attends to, and drawn row."""
-        context, prefill, sampling = self._parameters[-3:]
+        context, prefill, sampling = (self._pace * value for value in self._parameters[-3:])
         return context, prefill, sampling
 
     @property
@@ -148,7 +158,7 @@ class StepTimeModel:
         Raises:
             ValueError: no bucket holds it.
         """
-        return self._time_s(self._index_of_size(work), work)
+        return self._pace * self._time_s(self._index_of_size(work), work)
 
     def observe(self, work: StepWork, duration_s: float) -> float:
         """Learn how long a step took.
@@ -161,7 +171,8 @@ class StepTimeModel:
         """
         index = self._index_of_size(work)
         predicted_s = self._time_s(index, work)
-        error_s = duration_s - predicted_s
+        # Here and below: at a pace of one.
+        error_s = duration_s / self._pace - predicted_s
         features = self._features(index, work)
         # Covariance of each parameter with the prediction.
         shared = [sum(row[i] * value for i, value in features) for row in self._covariance]
@@ -187,8 +198,11 @@ class StepTimeModel:
                 self._covariance, self._resting_covariance, shared, strict=True
             )
         ]
-        self._learn_spread(error_s / predicted_s)
-        return error_s
+        relative_error = error_s / predicted_s
+        self._learn_spread(relative_error)
+        observed_error_s = error_s * self._pace
+        self._pace *= 1 + PACE_RATE * min(max(relative_error, -PACE_CLIP), PACE_CLIP)
+        return observed_error_s
 
     def most_prefill_tokens(
         self, limit_s: float, work: StepWork, *, first_position: int, at_most: int
@@ -214,13 +228,13 @@ class StepTimeModel:
             ValueError: no bucket holds the step so far.
         """
         position_s, pair_s = self._parameters[-3:-1]
-        left_s = limit_s - pair_s * work.prefill_context
+        left_s = limit_s / self._pace - pair_s * work.prefill_context
         left_s -= position_s * work.chunk_context
         # The attention of prompts costs much the same however they are cut: no part of their speed.
         rest = work._replace(prefill_context=0, chunk_context=0)
         # Prompt tokens so far, but for one of each prompt.
         num_before = work.num_tokens - work.num_seqs
-        best, best_speed = 0, num_before / self.predict(rest)
+        best, best_speed = 0, num_before / self._time_s(self._index_of_size(rest), rest)
         num_filled = 0  # up to the sizes before
         for index, size in enumerate(self._sizes):
             room = min(size.num_tokens - work.num_tokens, at_most)
@@ -281,7 +295,7 @@ class StepTimeModel:
         )
 
     def _time_s(self, index: int, work: StepWork) -> float:
-        """Return the time of a step that is, or were, on the way to a size."""
+        """Return the time, at a pace of one, of a step that is or were on the way to a size."""
         return sum(self._parameters[i] * value for i, value in self._features(index, work))
 
     def _token_s(self, index: int) -> float:

@@ -195,10 +195,27 @@ def test_a_slower_machine_is_noticed_also_where_no_step_was_seen():
     model = new_model()
     work, unseen = decodes(16, 1), with_chunk(decodes(16, 1), 0, 100)
     before_s = model.predict(unseen)
-    for _ in range(200):
+    for _ in range(40):
         model.observe(work, 2 * TIMES_S[bucket_of(work)])
     assert model.predict(work) == pytest.approx(2 * TIMES_S[bucket_of(work)], rel=0.02)
-    assert 1.5 * before_s < model.predict(unseen) < 2.1 * before_s
+    assert 1.75 * before_s < model.predict(unseen) < 2.1 * before_s
+
+
+@models
+def test_a_machine_that_is_slow_now_and_then_is_followed(skips_padding):
+    rng = random.Random(4)
+    slopes = (2e-6, 4e-7, 1e-3)
+    model = taught([], skips_padding=skips_padding)
+    late_errors = []
+    for step in range(800):
+        slowdown = 1.5 if step // 50 % 2 else 1.0
+        work = random_work(rng)
+        true_s = true_time_s(work, slopes, skips_padding=skips_padding, slowdown=slowdown)
+        if step >= 400 and step % 50 >= 35:  # a pace that moves by 2 % a step is there after 25
+            late_errors.append(abs(model.predict(work) / true_s - 1))
+        model.observe(work, true_s * rng.gauss(1, 0.03))
+    assert statistics.median(late_errors) < 0.03
+    assert statistics.quantiles(late_errors, n=10)[-1] < 0.1
 
 
 def test_constant_traffic_leaves_what_it_does_not_show_as_it_was():
