@@ -32,6 +32,7 @@ from jaxengine.models.loader import TensorSource, load_decoder
 from jaxengine.models.shard_loader import load_shards
 from jaxengine.models.sharding import shard_of
 from jaxengine.processes import ProcessGroup
+from jaxengine.scratch_memory import scratch_bytes
 from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
 from jaxengine.weights.source import cache_dir
@@ -124,17 +125,19 @@ class MemoryUse:
         weights: of the model, or of a shard, as they are on the device.
         kv_cache: of all blocks, the reserved one included.
         workspace: what the largest step takes besides, and what all steps share.
+        scratch: what the threads of the native library keep at most.
         available: memory of the device.
     """
 
     weights: int
     kv_cache: int
     workspace: int
+    scratch: int
     available: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.workspace
+        return self.weights + self.kv_cache + self.workspace + self.scratch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +176,7 @@ def plan_engine(
     Args:
         options: the wishes.
         model: the model to serve, or a shard of it.
-        memory_bytes: memory of a device.
+        memory_bytes: memory of a device, less what steps take of it.
         kernel: the attention that serves.
 
     Returns:
@@ -196,7 +199,7 @@ def plan_engine(
     if (num_usable + 1) * block_bytes > memory_bytes:
         raise ModelError(
             f"a KV cache of {num_usable} blocks of {block_bytes} bytes exceeds the memory "
-            f"of {memory_bytes} bytes"
+            f"of {memory_bytes} bytes that there is for it"
         )
     wanted = options.max_model_len or model.max_position_embeddings
     if wanted > model.max_position_embeddings:
@@ -280,9 +283,25 @@ def build_engine(
         memory_bytes=memory_bytes if is_sized else sys.maxsize,
         kernel=attention.kernel,
     )
+    packed = _can_pack(config, attention)
+    scratch = 0
+    if attention.library is not None:
+        # How much it is depends on how large steps can be, so the cache is sized once more.
+        scratch = scratch_bytes(shard, config, devices, packed=packed)
+        room = memory_bytes - scratch
+        if room <= 0:
+            raise ModelError(
+                f"steps take {scratch} of {memory_bytes} bytes of memory: a smaller "
+                "max_num_batched_tokens makes them smaller"
+            )
+        config, clamped_from = plan_engine(
+            options,
+            shard,
+            memory_bytes=room if group is None else group.least(room),
+            kernel=attention.kernel,
+        )
     if group is not None:
         group.check_agreement(repr((model, replace(config, tenant_weights={}))))
-    packed = _can_pack(config, attention)
     with ThreadPoolExecutor(1) as beside:
         # The device fills its memory, while the host arranges weights.
         state = beside.submit(devices.new_state, shard, config) if is_sized else None
@@ -339,6 +358,7 @@ def build_engine(
             weights=_weight_bytes(decoder) // devices.num_devices,
             kv_cache=config.num_blocks * _block_bytes(options, shard, attention.kernel),
             workspace=runner.workspace_bytes,
+            scratch=scratch,
             available=memory_bytes,
         ),
         attention=attention,

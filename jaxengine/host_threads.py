@@ -12,13 +12,31 @@ import threading
 
 import jax
 
-__all__ = ["put_device_threads_behind"]
+__all__ = ["num_device_threads", "num_processors", "put_device_threads_behind"]
 
 # Of the device's threads, 0 for all others. A runnable thread of nice 0 has nine times the weight.
 DEVICE_NICE = 10
 
 # Python's threads hand the interpreter over after 5 ms by default, the time of a small step.
 SWITCH_INTERVAL_S = 0.0005
+
+
+def num_processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def num_device_threads() -> int:
+    """How many threads may run a program of XLA's CPU backend, or a part of one.
+
+    It has two pools of equal size, one that begins programs and one that shares their work, and
+    runs some programs in the thread that calls them. Their size can be set by NPROC.
+    """
+    wanted = os.environ.get("NPROC", "")
+    size = int(wanted) if wanted.isdecimal() else num_processors()
+    return 2 * max(size, jax.local_device_count()) + 1
 
 
 def put_device_threads_behind() -> None:

@@ -24,6 +24,8 @@ from pathlib import Path
 import jax
 from jax.experimental import serialize_executable
 
+from jaxengine.host_threads import num_processors
+
 __all__ = ["ProgramStore"]
 
 logger = logging.getLogger(__name__)
@@ -156,19 +158,12 @@ def hash_source(packages: Iterable[Path]) -> str:
 SOURCE = hash_source(PACKAGES)
 
 
-def _num_processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on every system
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _surroundings() -> Iterator[str]:
     """What every program depends on."""
     yield SOURCE
     yield from (f"{name} {version(name)}" for name in LIBRARIES)
     # XLA divides work among so many processors when it compiles.
-    yield f"{platform.python_version()} {platform.machine()} {_num_processors()}"
+    yield f"{platform.python_version()} {platform.machine()} {num_processors()}"
     yield from (f"{device.platform} {device.device_kind}" for device in jax.devices())
     yield jax.devices()[0].client.platform_version  # of the driver, on a GPU
     yield os.environ.get("XLA_FLAGS", "")

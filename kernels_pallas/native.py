@@ -29,7 +29,7 @@ from kernels_pallas.native_sampling import SAMPLE
 from kernels_pallas.projection import INT8_PROJECT, PROJECT
 from kernels_pallas.work_plan import AttentionBatch
 
-__all__ = ["load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
+__all__ = ["HEAD_MULTIPLE", "load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
 
 WRITE_KV = "headrace_write_kv"
 RAGGED_PAGED_ATTENTION = "headrace_ragged_paged_attention"

@@ -384,5 +384,6 @@ def _memory_table(built: BuiltEngine) -> Table:
             f"{config.block_size}, {cache_dtype}",
         ),
         MemoryPart("workspace", memory.workspace, "of the largest step, and shared by all"),
+        MemoryPart("scratch", memory.scratch, "that the threads of the native library keep"),
     )
-    return memory_table(parts, available=memory.available)
+    return memory_table([part for part in parts if part.size], available=memory.available)

@@ -219,7 +219,7 @@ async def test_a_built_engine_serves():
     assert built.memory.kv_cache == 21 * BLOCK_BYTES  # half the layers, twice the bytes
     assert built.memory.workspace > 0
     assert built.memory.total == num_weights * 4 + 21 * BLOCK_BYTES + built.memory.workspace
-    assert built.memory.available == 1 << 30
+    assert (built.memory.scratch, built.memory.available) == (0, 1 << 30)
     # The context of 512 is more than 20 blocks of 16 hold.
     assert (built.config.max_model_len, built.clamped_from) == (320, 512)
     assert built.model.eos_token_ids == (298, 299)
@@ -293,6 +293,41 @@ def test_weights_of_eight_bits_are_packed_where_there_is_code_for_them(library, 
     (vocab, size), *layer = matrices
     expected = vocab * size * 4 + vocab * (size + 4) + sum(rows * (n + 4) for rows, n in layer)
     assert built.memory.weights == expected + 3 * size * 4
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """What is planned with a library whose threads keep four megabytes; then loading fails."""
+    choice = KernelChoice("reference", "for this test", Path("library.so"))
+    monkeypatch.setattr(build, "choose_kernel", lambda wanted, **facts: choice)
+    monkeypatch.setattr(build.native, "load", lambda library: None)
+    monkeypatch.setattr(build, "scratch_bytes", lambda *_, packed: 4 * MIB)
+    configs = []
+
+    def plan_engine_here(*args, **options):
+        config, clamped_from = plan_engine(*args, **options)
+        configs.append(config)
+        return config, clamped_from
+
+    def load(*_, **options):
+        raise ModelError("enough")
+
+    monkeypatch.setattr(build, "plan_engine", plan_engine_here)
+    monkeypatch.setattr(build, "load_decoder", load)
+    return configs
+
+
+def test_the_cache_gets_a_share_of_what_threads_leave(planned):
+    options = replace(SMALL, num_kv_blocks=None, kv_cache_memory_share=0.5)
+    memory_bytes = 4 * MIB + 2 * 21 * BLOCK_BYTES
+    with pytest.raises(ModelError, match="enough"):
+        build_engine(RandomCheckpoint(num_hidden_layers=1), options, memory_bytes=memory_bytes)
+    assert planned[-1].num_blocks == 21  # of half the layers, and twice the bytes
+
+
+def test_threads_that_take_all_memory_are_refused(planned):
+    with pytest.raises(ModelError, match=r"steps take 4194304 of 4194304 bytes .* a smaller max_"):
+        build_engine(RandomCheckpoint(num_hidden_layers=1), SMALL, memory_bytes=4 * MIB)
 
 
 def test_a_kernel_that_was_asked_for_and_does_not_work_is_an_error(monkeypatch):

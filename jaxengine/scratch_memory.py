@@ -1,0 +1,41 @@
+"""What the native library keeps for itself in a server: memory that XLA does not know of."""
+
+import jax
+
+from jaxengine.buckets import buckets_for
+from jaxengine.config import EngineConfig
+from jaxengine.device_mesh import DeviceMesh
+from jaxengine.host_threads import num_device_threads
+from jaxengine.kv_cache import resolve_kv_cache_dtype
+from jaxengine.models.config import ModelConfig
+from kernels_pallas.native_memory import LayerSizes, thread_bytes
+
+__all__ = ["scratch_bytes"]
+
+
+def scratch_bytes(
+    model: ModelConfig, config: EngineConfig, devices: DeviceMesh, *, packed: bool
+) -> int:
+    """Return the bytes that all threads keep at most; of each device, where there are several.
+
+    Any of XLA's threads may be the one that runs a call, and in time each has run the largest.
+
+    Args:
+        model: to serve, or a shard of it.
+        config: of the engine, with the native kernel.
+        devices: where it runs.
+        packed: whether the layers run in the library, not its attention alone.
+    """
+    sizes = LayerSizes(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        weights=(config.quantization or "bfloat16") if packed else None,
+        block_size=config.block_size,
+        kv_cache_dtype=resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype),
+    )
+    largest = max(bucket.num_tokens for bucket in buckets_for(config))
+    own = len([d for d in devices.devices if d.process_index == jax.process_index()])
+    return num_device_threads() * thread_bytes(sizes, largest) // own

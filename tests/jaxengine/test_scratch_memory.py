@@ -1,0 +1,50 @@
+"""What all threads keep: what one does, which test_native_memory tests, for each of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine_builder import HF_CONFIG
+from jaxengine import scratch_memory
+from jaxengine.config import EngineConfig
+from jaxengine.device_mesh import open_mesh
+from jaxengine.models.config import ModelConfig
+from jaxengine.scratch_memory import scratch_bytes
+
+MODEL = ModelConfig.from_hf(HF_CONFIG)
+CONFIG = EngineConfig(
+    dtype="bfloat16",
+    attention_kernel="native",
+    max_model_len=256,
+    max_num_batched_tokens=256,
+    max_num_seqs=16,
+    num_blocks=200,
+)
+
+# Of attention, with heads of 16 padded to 32.
+WORKER = 22 * 4096
+
+
+@pytest.fixture(autouse=True)
+def _five_threads(monkeypatch):
+    monkeypatch.setattr(scratch_memory, "num_device_threads", lambda: 5)
+
+
+def scratch(*, packed=True, **changes):
+    return scratch_bytes(MODEL, replace(CONFIG, **changes), open_mesh(1), packed=packed)
+
+
+def test_every_thread_keeps_a_call_of_the_largest_step():
+    # 256 tokens: rows 256 * 64 * 2 = 32,768, qkv 256 * 128 * 4 = 131,072, attended 32,768.
+    assert scratch() == 5 * (48 * 4096 + WORKER)
+    # 1000 tokens are a size of their own: 128,000 + 512,000 + 128,000 = 768,000, 188 pages.
+    assert scratch(max_num_batched_tokens=1000) == 5 * (188 * 4096 + WORKER)
+
+
+def test_weights_of_eight_bits_are_told_apart():
+    # Rows 16,384 + 2048 = 18,432, qkv 131,072, attended 18,432 and 65,536 in f32: 57 pages.
+    assert scratch(quantization="int8") == 5 * (57 * 4096 + WORKER)
+
+
+def test_without_packed_weights_only_attention_keeps_memory():
+    assert scratch(packed=False) == 5 * WORKER
