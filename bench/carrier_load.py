@@ -26,8 +26,6 @@ __all__ = ["Carrier", "StreamCounts", "StreamFailed", "load_sse", "load_websocke
 
 Carrier = Literal["websocket", "sse"]
 
-# More streams are refused on one websocket, by default.
-STREAMS_PER_WEBSOCKET = 32
 SILENCE_S = 120.0
 
 
@@ -73,12 +71,15 @@ async def load_websocket(
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session(None, SILENCE_S))
         sockets = []
-        for first in range(0, len(prompts), STREAMS_PER_WEBSOCKET):
+        waiting = list(prompts)
+        while waiting:
             socket = await stack.enter_async_context(
                 session.ws_connect(address, protocols=["headrace.v1.json"], max_msg_size=0)
             )
-            await socket.receive()  # hello
-            sockets.append((socket, prompts[first : first + STREAMS_PER_WEBSOCKET]))
+            hello = orjson.loads(await socket.receive_str())
+            max_streams = hello["limits"]["max_streams"]
+            sockets.append((socket, waiting[:max_streams]))
+            del waiting[:max_streams]
         await begin()
         counts.start_s = time.monotonic()
         async with asyncio.TaskGroup() as streams:

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "overload": CommandEntry("bench.overload:overload", "Twice as many requests as it can bear."),
     "peers": CommandEntry("bench.peers:peers", "The same work for other servers, side by side."),
     "simulate": CommandEntry("bench.simulate:simulate", "Plan a fleet without any device."),
+    "gateway": CommandEntry("bench.gateway:gateway", "What a token costs on its way out."),
     "scheduler": CommandEntry("bench.scheduler:scheduler", "Host time of a scheduling step."),
 }
 

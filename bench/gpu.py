@@ -23,8 +23,9 @@ import jax
 import numpy as np
 
 from bench.environment import describe_environment
+from bench.gateway_under_test import GatewayFailed
 from bench.gpu_engine import MODELS, EngineUnderTest
-from bench.gpu_gateway import GatewayFailed, measure_gateway
+from bench.gpu_gateway import measure_gateway
 from bench.gpu_kernels import Ceilings, KernelSizes, measure_ceilings, measure_kernels
 from bench.gpu_tuning import rank_configs
 from bench.report import open_console, print_rows, write_json

@@ -7,6 +7,7 @@ request has arrived. Bodies, event streams and websockets have their own, finer 
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import orjson
 from aiohttp import web
@@ -66,8 +67,7 @@ class ConnectionGuard(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._start_head_timer()
         self._inner.connection_made(transport)
 

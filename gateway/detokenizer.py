@@ -19,10 +19,16 @@ class Detokenizer:
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside = False  # a code point
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes, often but not always its own."""
-        return self._decoder.decode(self._token_bytes(token_id))
+        added = self._token_bytes(token_id)
+        if added.isascii() and not self._is_inside:
+            return added.decode("ascii")
+        text = self._decoder.decode(added)
+        self._is_inside = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """Return what is left at the end: U+FFFD if the last code point is unfinished."""

@@ -19,6 +19,7 @@ from msgspec import UNSET
 from gateway.messages import Accepted, Delta, Done, Error, Resumed, ServerMessage
 from gateway.stream_buffer import StreamBuffer
 from gateway.token_logprobs import TokenLogprob
+from jaxengine.wakeup import Wakeup
 
 __all__ = ["MAX_WAITING_REPLIES", "Close", "Mailbox", "Outbox", "PongFrame"]
 
@@ -166,14 +167,18 @@ class Mailbox:
 
 
 class Outbox:
-    """Messages of one connection: control messages first, then the streams in turn."""
+    """Messages of one connection: control messages first, then the streams in turn.
+
+    Attributes:
+        wakeup: is set whenever there is something to take; for the one writer.
+    """
 
     def __init__(self) -> None:
         self._control: deque[ServerMessage | PongFrame] = deque()
         self._mailboxes: dict[str, Mailbox] = {}
         self._ready: deque[Mailbox] = deque()
         self._close: Close | None = None
-        self._wakeup = asyncio.Event()
+        self.wakeup = Wakeup()
         self._has_room = asyncio.Event()
         self._has_room.set()
 
@@ -206,13 +211,13 @@ class Outbox:
             self._control.append(message)
             if len(self._control) >= MAX_WAITING_REPLIES:
                 self._has_room.clear()
-            self._wakeup.set()
+            self.wakeup.set()
 
     def close(self, code: int, reason: str) -> None:
         """Send what is there, then close; nothing more is accepted. The first call counts."""
         if self._close is None:
             self._close = Close(code, reason)
-            self._wakeup.set()
+            self.wakeup.set()
             self._has_room.set()
 
     async def wait_for_room(self) -> None:
@@ -221,9 +226,12 @@ class Outbox:
 
     async def take(self) -> ServerMessage | PongFrame | Close:
         """Return the next thing to send. Cancelling is safe: nothing is taken."""
-        while not self._control and not self._ready and self._close is None:
-            self._wakeup.clear()
-            await self._wakeup.wait()
+        while (item := self.take_now()) is None:
+            await self.wakeup.wait()
+        return item
+
+    def take_now(self) -> ServerMessage | PongFrame | Close | None:
+        """Return the next thing to send; None if there is none."""
         if self._control:
             message = self._control.popleft()
             if len(self._control) < MAX_WAITING_REPLIES // 2:
@@ -233,10 +241,9 @@ class Outbox:
             mailbox = self._ready.popleft()
             mailbox._is_queued = False
             return mailbox._take()
-        assert self._close is not None
         return self._close
 
     def _queue(self, mailbox: Mailbox) -> None:
         mailbox._is_queued = True
         self._ready.append(mailbox)
-        self._wakeup.set()
+        self.wakeup.set()

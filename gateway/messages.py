@@ -274,10 +274,7 @@ class Codec:
     subprotocol: str
     frame_type: WSMsgType
     loads: Callable[[bytes], object]
-    dumps: Callable[[object], bytes]
-
-    def encode(self, message: ServerMessage) -> bytes:
-        return self.dumps(msgspec.to_builtins(message))
+    encode: Callable[[ServerMessage], bytes]
 
     def decode(self, frame: bytes) -> ClientMessage:
         """Read one frame of a client.
@@ -300,11 +297,6 @@ def _load_msgpack(frame: bytes) -> object:
     return msgpack.unpackb(frame, raw=False, ext_hook=_refuse_extension)
 
 
-def _dump_msgpack(message: object) -> bytes:
-    packed: bytes = msgpack.packb(message)
-    return packed
-
-
 def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError(f"extension type {code} is not allowed")
 
@@ -316,13 +308,13 @@ SUBPROTOCOLS: dict[str, Codec] = {
             subprotocol="headrace.v1.json",
             frame_type=WSMsgType.TEXT,
             loads=orjson.loads,
-            dumps=orjson.dumps,
+            encode=msgspec.json.Encoder().encode,
         ),
         Codec(
             subprotocol="headrace.v1.msgpack",
             frame_type=WSMsgType.BINARY,
             loads=_load_msgpack,
-            dumps=_dump_msgpack,
+            encode=msgspec.msgpack.Encoder().encode,
         ),
     )
 }

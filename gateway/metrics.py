@@ -20,6 +20,7 @@ from prometheus_client.samples import Sample
 
 from gateway.config import METRICS_PREFIX
 from gateway.timing import Timing
+from gateway.token_histogram import TokenHistogram
 from jaxengine.stats import ITERATION_TOKEN_BUCKETS, STEP_TIME_BUCKETS, EngineStats
 
 __all__ = ["Metrics", "Outcome"]
@@ -86,9 +87,14 @@ class Metrics:
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token, queue included."
         )
-        self._itl = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of one request."
+        self._itl = TokenHistogram(
+            f"{METRICS_PREFIX}_inter_token_latency_seconds",
+            "Between two tokens of one request.",
+            self._labels,
+            LATENCY_BUCKETS,
         )
+        self._families.append(self._itl)
+        self._registry.register(self._itl)
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first."
         )
@@ -157,6 +163,7 @@ class Metrics:
             self._tpot.observe(timing.decode_s / (completion_tokens - 1))
 
     def observe_inter_token_latency(self, seconds: float) -> None:
+        """Count a token after the first of its request."""
         self._itl.observe(seconds)
 
     def count_rejection(self, reason: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 from weakref import ReferenceType, WeakSet, ref
 
 from aiohttp import web
@@ -224,6 +224,6 @@ class _Refusal(asyncio.Protocol):
             code="too_many_connections",
             retry_after_s=RETRY_AFTER_S,
         )
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.write(plain_response(error, "Service Unavailable"))
-            transport.close()
+        # uvloop's transports do not inherit from asyncio's.
+        cast(asyncio.WriteTransport, transport).write(plain_response(error, "Service Unavailable"))
+        transport.close()

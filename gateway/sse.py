@@ -9,14 +9,13 @@ from collections.abc import Coroutine, Iterable
 
 from aiohttp import web
 
-__all__ = ["DONE", "EventStream", "SlowReaderError", "event"]
+from gateway.write_room import has_room
+
+__all__ = ["DONE", "EventStream", "SlowReaderError", "escape_line_ends", "event"]
 
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-
-# A write to an empty buffer waits for nobody unless it fills it: beyond 64 KiB.
-MAX_UNTIMED_BYTES = 16 * 1024
 
 # JSON leaves these as they are, but clients that split text at any line end would cut there.
 _LINE_ENDS = tuple(
@@ -33,25 +32,33 @@ def event(data: bytes, *, name: str | None = None, event_id: int | None = None) 
 
     A client that lost its connection sends the last `event_id` back as Last-Event-ID.
     """
-    for char, escaped in _LINE_ENDS:
-        if char in data:
-            data = data.replace(char, escaped)
+    data = escape_line_ends(data)
     head = b"" if name is None else f"event: {name}\n".encode()
     if event_id is not None:
         head += b"id: %d\n" % event_id
     return head + b"data: " + data + b"\n\n"
 
 
+def escape_line_ends(data: bytes) -> bytes:
+    """Return JSON without the line ends that JSON allows in strings."""
+    if not data.isascii():
+        for char, escaped in _LINE_ENDS:
+            data = data.replace(char, escaped)
+    return data
+
+
 class EventStream:
     """One answer as server-sent events.
 
-    Memory for a client that does not read is bounded by the socket buffers: a write waits, the
-    caller stops reading its source, and after `send_timeout_s` the connection is cut.
+    Memory for a client that does not read is bounded by the socket buffers: the caller reads its
+    source no further until there is room again, and after `send_timeout_s` the connection is cut.
     """
 
     def __init__(self, request: web.Request, *, send_timeout_s: float) -> None:
         self._request = request
         self._send_timeout_s = send_timeout_s
+        self._head_was_sent = False
+        self._is_chunked = False
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
@@ -62,25 +69,38 @@ class EventStream:
 
     async def open(self) -> None:
         await self.response.prepare(self._request)
+        self._is_chunked = "Transfer-Encoding" in self.response.headers
 
-    async def send(self, events: Iterable[bytes]) -> None:
-        """Send whole events.
+    def put(self, events: Iterable[bytes]) -> bool:
+        """Send whole events without waiting; return whether more may be put before `make_room`.
+
+        Straight to the transport, for aiohttp's way there costs as much as the rest of an event.
 
         Raises:
-            SlowReaderError: the client does not read.
             ConnectionError: the client is gone.
         """
-        data = b"".join(events)
-        sending = self.response.write(data)
         transport = self._request.transport
-        if (
-            len(data) <= MAX_UNTIMED_BYTES
-            and transport is not None
-            and transport.get_write_buffer_size() == 0
-        ):
-            await sending  # which has no reason to wait: a timer for each token would be dear
-        else:
-            await self._within_deadline(sending)
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        if not self._head_was_sent:
+            self._request.writer.send_headers()
+            self._head_was_sent = True
+        data = b"".join(events)
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        return has_room(transport)
+
+    async def make_room(self) -> None:
+        """Wait until the client has taken most of what was put.
+
+        Raises:
+            SlowReaderError: it does not read.
+        """
+        await self._within_deadline(self._request.writer.drain())
+
+    async def send(self, events: Iterable[bytes]) -> None:
+        """Send whole events, and wait while there is no room for more; raises as both."""
+        if not self.put(events):
+            await self.make_room()
 
     async def send_keep_alive(self) -> None:
         await self.send([KEEP_ALIVE])

@@ -16,6 +16,9 @@ from gateway.token_logprobs import TokenLogprob
 __all__ = ["NumberedOutput", "PlainBuffer", "ResumeBuffer", "ResumeGap", "StreamBuffer"]
 
 
+_TOKEN_ID_BYTES = array("i").itemsize
+
+
 class NumberedOutput(NamedTuple):
     """A delta: its number, and what it adds."""
 
@@ -59,26 +62,36 @@ class PlainBuffer:
 
     def __init__(self) -> None:
         self.next_seq = 0
-        self._pieces: list[tuple[bytes, ...]] = []
         self.num_unsent_bytes = 0
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[bytes] = []  # as bytes they are small
 
     @property
     def has_unsent(self) -> bool:
-        return bool(self._pieces)
+        return self.num_unsent_bytes > 0
 
     def put(
         self, text: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprob] = ()
     ) -> None:
-        piece = _encoded(text, token_ids, logprobs)
-        if num_bytes := sum(map(len, piece)):
-            self._pieces.append(piece)
-            self.num_unsent_bytes += num_bytes
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+        if text:
+            self._texts.append(text)
+        if token_ids:
+            self._token_ids += token_ids
+            num_bytes += _TOKEN_ID_BYTES * len(token_ids)
+        if logprobs:
+            piece = _encoded_logprobs(logprobs)
+            self._logprobs.append(piece)
+            num_bytes += len(piece)
+        self.num_unsent_bytes += num_bytes
 
     def take(self) -> NumberedOutput:
-        output = _decoded(self.next_seq, *map(b"".join, zip(*self._pieces, strict=True)))
+        logprobs = _decoded_logprobs(b"".join(self._logprobs)) if self._logprobs else []
+        output = NumberedOutput(self.next_seq, "".join(self._texts), self._token_ids, logprobs)
         self.next_seq += 1
-        self._pieces.clear()
         self.num_unsent_bytes = 0
+        self._texts, self._token_ids, self._logprobs = [], [], []
         return output
 
 
@@ -239,13 +252,20 @@ def _encoded(
 ) -> tuple[bytes, bytes, bytes]:
     """Return each kind of output as bytes that can be joined."""
     ids = array("i", token_ids).tobytes() if token_ids else b""
-    return text.encode(), ids, b"".join(msgspec.json.encode(entry) + b"," for entry in logprobs)
+    return text.encode(), ids, _encoded_logprobs(logprobs)
+
+
+def _encoded_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:
+    return b"".join(msgspec.json.encode(entry) + b"," for entry in logprobs) if logprobs else b""
 
 
 def _decoded(seq: int, text: bytes, token_ids: bytes, logprobs: bytes) -> NumberedOutput:
     ids = array("i")
     ids.frombytes(token_ids)
-    entries: list[TokenLogprob] = []
-    if logprobs:
-        entries = msgspec.json.decode(b"[" + logprobs[:-1] + b"]", type=list[TokenLogprob])
-    return NumberedOutput(seq, text.decode(), ids.tolist(), entries)
+    return NumberedOutput(seq, text.decode(), ids.tolist(), _decoded_logprobs(logprobs))
+
+
+def _decoded_logprobs(logprobs: bytes) -> list[TokenLogprob]:
+    if not logprobs:
+        return []
+    return msgspec.json.decode(b"[" + logprobs[:-1] + b"]", type=list[TokenLogprob])

@@ -18,6 +18,7 @@ from gateway.json_body import convert, read_object
 from gateway.mailbox import Mailbox, Outbox
 from gateway.messages import Delta, Done, Error, ServerMessage, Start, StartRequest, StreamOptions
 from gateway.resumption import RESUME_STORE, KeptStream, ResumeStore, taken_over
+from gateway.silence import SilenceAlarm
 from gateway.sse import EventStream, event
 from gateway.stream_buffer import PlainBuffer
 from gateway.stream_run import StreamRun
@@ -162,31 +163,32 @@ class _EventCarrier:
             first = await self._outbox.take()
             if isinstance(first, Error):
                 raise _refusal(first)
-            with contextlib.suppress(ConnectionError):  # a client that leaves is a normal end
+            silence_s = self._config.sse_keep_alive_interval_s
+            with (
+                contextlib.suppress(ConnectionError),  # a client that leaves is a normal end
+                contextlib.closing(SilenceAlarm(silence_s, self._outbox.wakeup.set)) as alarm,
+            ):
                 await events.open()
-                await self._send(events, first)
+                await self._send(events, first, alarm)
                 await events.close()
         finally:
             await self._leave()
         return events.response
 
-    async def _send(self, events: EventStream, message: object) -> None:
+    async def _send(self, events: EventStream, message: object, alarm: SilenceAlarm) -> None:
         while True:
-            assert isinstance(message, ServerMessage)  # nobody puts pongs or closes here
-            await events.send([_event(message)])
-            if isinstance(message, Done | Error):
-                return
-            while (next_message := await self._next_message()) is None:
+            if message is not None:
+                assert isinstance(message, ServerMessage)  # nobody puts pongs or closes here
+                alarm.reset()
+                await events.send([_event(message)])
+                if isinstance(message, Done | Error):
+                    return
+            elif alarm.is_due:
+                alarm.reset()
                 await events.send_keep_alive()
-            message = next_message
-
-    async def _next_message(self) -> object | None:
-        """Return the next one, or None after a silence."""
-        try:
-            async with asyncio.timeout(self._config.sse_keep_alive_interval_s):
-                return await self._outbox.take()
-        except TimeoutError:
-            return None
+            else:
+                await self._outbox.wakeup.wait()
+            message = self._outbox.take_now()
 
     async def _leave(self) -> None:
         if self._kept is not None:

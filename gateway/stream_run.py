@@ -6,16 +6,18 @@ the one that it began on.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
 from gateway.callers import Caller
 from gateway.config import GatewayConfig
+from gateway.delta_reader import DeltaReader
 from gateway.errors import GatewayError, InternalError, ModelNotFound, Overloaded
 from gateway.generation import TextDelta, TextFinish, TextGenerator, TextStream, Timing, Usage
 from gateway.mailbox import Mailbox
 from gateway.messages import Accepted, Done, Error, Start, generation_request
-from gateway.token_logprobs import token_logprob
+from gateway.token_logprobs import TokenLogprob, token_logprob
 
 __all__ = ["StreamRun"]
 
@@ -55,6 +57,7 @@ class StreamRun:
         self._started_s = asyncio.get_running_loop().time()
         self._is_cancelled = False  # the client asked for it
         self._output: TextStream | None = None  # None until the engine has the request
+        self._finish: TextFinish | None = None
 
     @property
     def request_id(self) -> str:
@@ -105,18 +108,19 @@ class StreamRun:
                     resume_token=UNSET if self._resume_token is None else self._resume_token,
                 )
             )
-            async for delta in output:
-                self._put(delta)
-                if delta.finish is not None:
-                    return self._last_message(delta.finish)
-        raise InternalError("the generation ended without a reason")
+            await DeltaReader([output], self._put).read()
+        assert self._finish is not None, "the reader reads to the end"
+        return self._last_message(self._finish)
 
-    def _put(self, delta: TextDelta) -> None:
+    def _put(self, _index: int, delta: TextDelta) -> bool:
         """Hand on what is new; who wants much and takes nothing ends the generation."""
-        logprobs = [
-            token_logprob(self._generator.tokenizer, token_id, found)
-            for token_id, found in zip(delta.token_ids, delta.logprobs, strict=False)
-        ]
+        self._finish = delta.finish
+        logprobs: Sequence[TokenLogprob] = ()
+        if delta.logprobs:
+            logprobs = [
+                token_logprob(self._generator.tokenizer, token_id, found)
+                for token_id, found in zip(delta.token_ids, delta.logprobs, strict=False)
+            ]
         self.mailbox.put_delta(delta.text, delta.token_ids, logprobs)
         if logprobs and self.mailbox.buffer.num_unsent_bytes > MAX_UNSENT_BYTES:
             raise Overloaded(
@@ -124,6 +128,7 @@ class StreamRun:
                 retry_after_s=1.0,
                 code="too_much_unsent",
             )
+        return True
 
     def _last_message(self, finish: TextFinish) -> Done | Error:
         if (failure := self._generator.failure(finish)) is not None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from gateway.accounts import Account
 from gateway.detokenizer import Detokenizer, StopStrings
@@ -14,6 +14,7 @@ from gateway.timing import TimeKeeper, Timing
 from jaxengine.output_stream import OutputStream
 from jaxengine.outputs import FinishReason as EngineFinish
 from jaxengine.outputs import RequestOutput, RequestTiming, TokenLogprobs
+from jaxengine.wakeup import Wakeup
 
 __all__ = ["FinishReason", "TextDelta", "TextFinish", "TextStream", "Usage"]
 
@@ -48,8 +49,7 @@ class TextFinish:
     error: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """New text since the last delta; the last one carries `finish` (its text may be empty).
 
     Attributes:
@@ -88,7 +88,9 @@ class TextStream:
         clock: Callable[[], float],
         prompt_only: bool = False,
     ) -> None:
+        self._wakeup = Wakeup()
         self._outputs = outputs
+        self._outputs.on_news = self._wakeup.set
         self._prompt_only = prompt_only
         self._num_prompt_tokens = num_prompt_tokens
         self._detokenizer = detokenizer
@@ -119,27 +121,38 @@ class TextStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._outputs.close()
         if not self._ended:
             self._finish("cancelled")
+        self._outputs.close()
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self
 
     async def __anext__(self) -> TextDelta:
         """Return what is new. Cancelling is safe: no text is lost."""
-        while not self._ended:
-            try:
-                output = await anext(self._outputs)
-            except StopAsyncIteration:  # after `cancel`
-                return self._last_delta("", "cancelled")
-            num_before = self._num_tokens
-            delta = self._read(output)
-            if self._account is not None:
-                self._account.add_output(self._num_tokens - num_before)
-            if delta is not None:
-                return delta
-        raise StopAsyncIteration
+        while (delta := self.take()) is None:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._wakeup.wait()
+        return delta
+
+    def notify(self, on_news: Callable[[], None]) -> None:
+        """Let this be called whenever `take` may have something, in place of iterating."""
+        self._outputs.on_news = on_news
+
+    def take(self) -> TextDelta | None:
+        """Return what is new; None while there is nothing to show, and after the last delta."""
+        if self._ended:
+            return None
+        output = self._outputs.take()
+        if output is None:
+            # Without a last output there is an end only after `cancel`.
+            return self._last_delta("", "cancelled") if self._outputs.has_ended else None
+        num_before = self._num_tokens
+        delta = self._read(output)
+        if self._account is not None:
+            self._account.add_output(self._num_tokens - num_before)
+        return delta
 
     def cancel(self) -> None:
         """End the generation; what is left can be read, and then a finish "cancelled".
@@ -166,14 +179,15 @@ class TextStream:
             latency_s = self._times.add_token(time_s)
             if latency_s is not None:
                 self._metrics.observe_inter_token_latency(latency_s)
-            if self._is_silent(token_id, output):
+            if token_id == output.stop_token_id and self._is_silent(token_id):
                 continue
             text += self._stops.push(self._detokenizer.push(token_id))
             if self._stops.matched is not None:
+                self._note_logprobs(output, num_unsent)
+                delta = self._last_delta(text, "stop", stop_reason=self._stops.matched)
                 # The engine knows no stop strings: leaving is how it learns.
                 self._outputs.close()
-                self._note_logprobs(output, num_unsent)
-                return self._last_delta(text, "stop", stop_reason=self._stops.matched)
+                return delta
         self._note_logprobs(output, num_unsent)
         if output.finish_reason is not None:
             return self._end_as_engine(text, output, output.finish_reason)
@@ -183,14 +197,13 @@ class TextStream:
 
     def _note_logprobs(self, output: RequestOutput, num_unsent: int) -> None:
         """Keep those of the tokens read since there were so many unsent ones."""
-        num_read = len(self._unsent_ids) - num_unsent
-        self._unsent_logprobs += output.new_logprobs[:num_read]
+        if output.new_logprobs:
+            num_read = len(self._unsent_ids) - num_unsent
+            self._unsent_logprobs += output.new_logprobs[:num_read]
 
-    def _is_silent(self, token_id: int, output: RequestOutput) -> bool:
-        """Whether the token only ends the answer, as EOS and stop tokens do."""
-        return token_id == output.stop_token_id and not (
-            self._stops.include and token_id not in self._eos_token_ids
-        )
+    def _is_silent(self, stop_token_id: int) -> bool:
+        """Whether the token that ended the answer is no part of it."""
+        return not self._stops.include or stop_token_id in self._eos_token_ids
 
     def _end_as_engine(self, text: str, output: RequestOutput, reason: EngineFinish) -> TextDelta:
         match reason:

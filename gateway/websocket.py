@@ -51,12 +51,14 @@ from gateway.operations import server_version
 from gateway.resumption import RESUME_STORE, KeptStream, ResumeStore, taken_over
 from gateway.stream_buffer import PlainBuffer
 from gateway.stream_run import StreamRun
+from gateway.write_room import has_room
 
 __all__ = ["StreamConnection", "stream_handler"]
 
 logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
+MAX_UNTIMED_BYTES = 16 * 1024  # of a frame that never has to wait where there is room
 
 
 class StreamConnection:
@@ -331,19 +333,28 @@ class StreamConnection:
 
     async def _send_next(self, reader: asyncio.Task[None]) -> bool:
         """Send one message; return whether it was the last."""
-        item = await self._outbox.take()
-        async with asyncio.timeout(self._config.send_timeout_s):
-            match item:
-                case PongFrame():
+        item = self._outbox.take_now() or await self._outbox.take()
+        match item:
+            case PongFrame():
+                async with asyncio.timeout(self._config.send_timeout_s):
                     await self._ws.pong(item.payload)
-                case Close():
+            case Close():
+                async with asyncio.timeout(self._config.send_timeout_s):
                     await close_politely(self._ws, reader, code=item.code, reason=item.reason)
-                    return True
-                case _:
-                    await self._ws.send_frame(self._codec.encode(item), self._codec.frame_type)
+                return True
+            case _:
+                await self._send(self._codec.encode(item))
         if self._is_retiring and not self.is_busy:
             self._close(WSCloseCode.GOING_AWAY, self._refusal or "")
         return False
+
+    async def _send(self, data: bytes) -> None:
+        sending = self._ws.send_frame(data, self._codec.frame_type)
+        if len(data) <= MAX_UNTIMED_BYTES and has_room(self._transport):
+            await sending
+        else:
+            async with asyncio.timeout(self._config.send_timeout_s):
+                await sending
 
     async def _close_and_cut(self, reader: asyncio.Task[None], code: int, reason: str) -> None:
         """Leave a close frame for a client that may yet read it; then drop the connection."""

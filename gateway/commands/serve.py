@@ -34,6 +34,7 @@ from gateway.commands.reporting import progress_bar, warnings_in_the_log
 from gateway.commands.serve_options import ServeOptions, as_options, serve_options
 from gateway.config import GatewayConfig
 from gateway.diagnosis import compile_cache_dir
+from gateway.event_loop import loop_factory
 from gateway.generation import TextGenerator
 from gateway.log_format import configure_logging
 from gateway.machine import read_machine
@@ -142,7 +143,8 @@ def serve(model: str | None, **options: Unpack[ServeOptions]) -> None:
 
     server = Server(config, generator, metrics, keys=door.key_ring, tls=door.tls)
     try:
-        asyncio.run(_serve(server, built, door, on_listening))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(server, built, door, on_listening))
     finally:
         built.runner.close()
 

@@ -10,8 +10,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,10 +18,11 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from gateway.app_keys import CONFIG, GENERATOR, VERSION
+from gateway.delta_reader import DeltaReader
 from gateway.errors import GatewayError, InternalError
-from gateway.generation import PreparedGeneration, TextDelta, TextFinish
+from gateway.generation import PreparedGeneration, TextDelta, TextFinish, TextStream
 from gateway.middleware import REQUEST_ID
-from gateway.openai.choices import merged_deltas, open_streams
+from gateway.openai.choices import open_streams
 from gateway.openai.details import ChoiceDetails, DetailOptions
 from gateway.openai.protocol import (
     AnyChoice,
@@ -33,15 +33,14 @@ from gateway.openai.protocol import (
     StreamOptions,
     UsageBody,
 )
-from gateway.sse import DONE, EventStream, event
+from gateway.silence import SilenceAlarm
+from gateway.sse import DONE, EventStream, escape_line_ends, event
 
 __all__ = ["AnswerFormat", "send_answer"]
 
 NO_DETAILS = DetailOptions()
 
 logger = logging.getLogger(__name__)
-
-type Deltas = AsyncGenerator[tuple[int, TextDelta] | None]
 
 
 class AnswerFormat(Protocol):
@@ -61,6 +60,10 @@ class AnswerFormat(Protocol):
 
     def finish(self, index: int, finish: TextFinish) -> Sequence[AnyChoice]:
         """Return the choices of the last chunks, of which the last one adds nothing but the end."""
+        ...
+
+    def is_plain(self, index: int) -> bool:
+        """Whether `text` would make one chunk of every text from now on, and that all alike."""
         ...
 
     def hold(self, index: int, text: str) -> None:
@@ -125,26 +128,25 @@ class _Answer:
         self._fingerprint = f"headrace-{request.app[VERSION]}"
         self._usage = _UsageCount(prepared, n)
         tokenizer = self._generator.tokenizer
+        self._text_frames: dict[int, _TextFrame] = {}
         self._details = [ChoiceDetails(details, p, tokenizer) for p in prepared]
 
     async def whole(self) -> web.Response:
         choices: dict[int, AnyChoice] = {}
-        async with (
-            open_streams(self._generator, self._prepared) as streams,
-            aclosing(merged_deltas(streams)) as deltas,
-        ):
-            async for item in deltas:
-                if item is None:
-                    continue
-                index, delta = item
-                if delta.text:  # taken apart as it comes: at the end it would hold up all others
-                    self._format.hold(index, delta.text)
-                self._count(index, delta)
-                if delta.finish is not None:
-                    if (failure := self._generator.failure(delta.finish)) is not None:
-                        raise failure
-                    choice = self._format.whole(index, delta.finish)
-                    choices[index] = self._details[index].attach(choice)
+
+        def take_in(index: int, delta: TextDelta) -> bool:
+            if delta.text:  # taken apart as it comes: at the end it would hold up all others
+                self._format.hold(index, delta.text)
+            self._count(index, delta)
+            if delta.finish is not None:
+                if (failure := self._generator.failure(delta.finish)) is not None:
+                    raise failure
+                choice = self._format.whole(index, delta.finish)
+                choices[index] = self._details[index].attach(choice)
+            return True
+
+        async with open_streams(self._generator, self._prepared) as streams:
+            await DeltaReader(streams, take_in).read()
         body = self._envelope(
             self._format.object_name,
             *(choices[index] for index in range(len(self._prepared))),
@@ -159,20 +161,18 @@ class _Answer:
         config = self._request.app[CONFIG]
         events = EventStream(self._request, send_timeout_s=config.send_timeout_s)
         async with open_streams(self._generator, self._prepared) as streams:
-            deltas = merged_deltas(streams, idle_s=config.sse_keep_alive_interval_s)
-            async with aclosing(deltas):
-                with contextlib.suppress(ConnectionError):  # a client that leaves is a normal end
-                    await events.open()
-                    await self._send_stream(events, deltas, options)
-                    await events.close()
+            with contextlib.suppress(ConnectionError):  # a client that leaves is a normal end
+                await events.open()
+                await self._send_stream(events, streams, options)
+                await events.close()
         return events.response
 
     async def _send_stream(
-        self, events: EventStream, deltas: Deltas, options: StreamOptions
+        self, events: EventStream, streams: Sequence[TextStream], options: StreamOptions
     ) -> None:
         """Send everything, or what there is and then the error that came in between."""
         try:
-            await self._send_deltas(events, deltas, options)
+            await self._send_deltas(events, streams, options)
             await events.send(self._closing_events(options))
         except ConnectionError:
             raise
@@ -183,34 +183,50 @@ class _Answer:
             await events.send([_error_event(InternalError())])
 
     async def _send_deltas(
-        self, events: EventStream, deltas: Deltas, options: StreamOptions
+        self, events: EventStream, streams: Sequence[TextStream], options: StreamOptions
     ) -> None:
         opened: set[int] = set()
-        async for item in deltas:
-            if item is None:
-                await events.send_keep_alive()
-                continue
-            index, delta = item
-            self._count(index, delta)
-            choices: list[AnyChoice] = []
-            chunks: list[bytes] = []
+
+        def send(index: int, delta: TextDelta) -> bool:
+            alarm.reset()
             failure = None if delta.finish is None else self._generator.failure(delta.finish)
+            chunks: list[bytes] = []
+            # Not before the first token: load tools take this chunk for it.
             if index not in opened and (failure is None or delta.text):
-                # Not before the first token: load tools take this chunk for it.
                 opened.add(index)
                 if (opening := self._format.opening(index)) is not None:
                     chunks.append(self._chunk(opening, options))
-            if delta.text:
-                choices.extend(self._format.text(index, delta.text))
-            if delta.finish is not None and failure is None:
-                choices.extend(self._format.finish(index, delta.finish))
-            if choices:
-                choices[0] = self._details[index].attach(choices[0])
-            chunks += [self._chunk(choice, options) for choice in choices]
-            if chunks:
-                await events.send(chunks)
+            chunks += self._chunks(index, delta, options, failed=failure is not None)
+            has_room = not chunks or events.put(chunks)
             if failure is not None:
                 raise failure
+            return has_room
+
+        reader = DeltaReader(streams, send)
+        silence_s = self._request.app[CONFIG].sse_keep_alive_interval_s
+        with contextlib.closing(SilenceAlarm(silence_s, reader.interrupt)) as alarm:
+            while not reader.has_ended:
+                await reader.read()
+                await events.make_room()
+                if alarm.is_due:
+                    alarm.reset()
+                    await events.send_keep_alive()
+
+    def _chunks(
+        self, index: int, delta: TextDelta, options: StreamOptions, *, failed: bool
+    ) -> list[bytes]:
+        """Return what tells a delta; of one that failed, what there is before the failure."""
+        self._count(index, delta)
+        if delta.finish is None and (frame := self._text_frame(index, options)) is not None:
+            return [frame.around(delta.text)]
+        choices: list[AnyChoice] = []
+        if delta.text:
+            choices.extend(self._format.text(index, delta.text))
+        if delta.finish is not None and not failed:
+            choices.extend(self._format.finish(index, delta.finish))
+        if choices:
+            choices[0] = self._details[index].attach(choices[0])
+        return [self._chunk(choice, options) for choice in choices]
 
     def _count(self, index: int, delta: TextDelta) -> None:
         self._usage.add(
@@ -220,6 +236,19 @@ class _Answer:
             reasoning_tokens=self._format.reasoning_tokens(index, delta.token_ids),
         )
         self._details[index].add(delta)
+
+    def _text_frame(self, index: int, options: StreamOptions) -> "_TextFrame | None":
+        """Return what is around the texts of a choice, if that is always the same."""
+        frame = self._text_frames.get(index)
+        if frame is None and not (
+            self._details[index].is_asking
+            or options.continuous_usage_stats
+            or not self._format.is_plain(index)
+        ):
+            mark = uuid.uuid4().hex
+            [choice] = self._format.text(index, mark)
+            frame = self._text_frames[index] = _TextFrame(self._chunk(choice, options), mark)
+        return frame
 
     def _chunk(self, choice: AnyChoice, options: StreamOptions) -> bytes:
         usage: UsageBody | UnsetType | None = UNSET
@@ -264,6 +293,20 @@ class _Answer:
             usage=usage,
             system_fingerprint=system_fingerprint,
         )
+
+
+class _TextFrame:
+    """A chunk that adds nothing but text, made once: to encode the rest again costs ten times more.
+
+    Args:
+        chunk: one whose text is `mark`, which is nowhere else in it.
+    """
+
+    def __init__(self, chunk: bytes, mark: str) -> None:
+        self._head, self._tail = chunk.split(b'"%b"' % mark.encode())
+
+    def around(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._head, escape_line_ends(msgspec.json.encode(text)), self._tail)
 
 
 class _UsageCount:

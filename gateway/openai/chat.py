@@ -41,6 +41,7 @@ from gateway.openai.tool_parsers import (
     CallArguments,
     CallStart,
     Part,
+    PlainAnswer,
     ReasoningText,
     ReplyText,
 )
@@ -249,6 +250,9 @@ class ChatFormat:
                 timing=finish.timing,
             ),
         ]
+
+    def is_plain(self, index: int) -> bool:
+        return isinstance(self._parsers[index], PlainAnswer)
 
     def hold(self, index: int, text: str) -> None:
         self._held[index] += self._parsers[index].push(text)

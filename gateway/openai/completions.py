@@ -122,6 +122,9 @@ class CompletionFormat:
         prompt = self.text(index, "") if index in self._prompts else []
         return [*prompt, self._end("", index, finish)]
 
+    def is_plain(self, index: int) -> bool:
+        return index not in self._prompts
+
     def hold(self, index: int, text: str) -> None:
         self._held[index].append(text)
 

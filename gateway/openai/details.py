@@ -60,12 +60,16 @@ class ChoiceDetails:
         options: what to tell.
         prepared: the request.
         tokenizer: names tokens.
+
+    Attributes:
+        is_asking: whether there is anything to tell.
     """
 
     def __init__(
         self, options: DetailOptions, prepared: PreparedGeneration, tokenizer: TextTokenizer
     ) -> None:
         self._options = options
+        self.is_asking = options.is_asking
         self._prepared = prepared
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -79,6 +83,8 @@ class ChoiceDetails:
 
     def add(self, delta: TextDelta) -> None:
         """Take in a delta."""
+        if not self.is_asking:
+            return
         if not self._is_begun:
             self._is_begun = True
             self._prompt_logprobs = delta.prompt_logprobs or ()
@@ -90,9 +96,9 @@ class ChoiceDetails:
 
     def attach[T: AnyChoice](self, choice: T) -> T:
         """Return the choice with all that was collected."""
-        options = self._options
-        if not options.is_asking:
+        if not self.is_asking:
             return choice
+        options = self._options
         fields: dict[str, object] = {}
         if isinstance(choice, CompletionChoice):
             fields["prompt_logprobs"] = self.prompt_logprobs

@@ -5,9 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench import gpu as bench_gpu
+from bench.gateway_under_test import GatewayFailed
 from bench.gpu import DRY, FULL, GpuReport, gpu, measure_gpu
 from bench.gpu_engine import RunFigures
-from bench.gpu_gateway import GatewayFailed
 from bench.gpu_kernels import Ceilings
 
 

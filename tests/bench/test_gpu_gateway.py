@@ -1,7 +1,7 @@
 import pytest
 
 from bench.gpu_engine import MODELS, EngineUnderTest
-from bench.gpu_gateway import GatewayFailed, GatewayUnderTest, measure_gateway, random_tokenizer
+from bench.gpu_gateway import measure_gateway
 from compile_cache import use_compile_cache
 
 
@@ -33,15 +33,3 @@ def test_every_carrier_is_compared_with_the_engine_alone(engine):
         assert row["share_of_engine"] == pytest.approx(ratio)
         assert row["tokens_per_message"] >= 0.5
         assert 0 < row["engine_busy_share"] <= 1
-
-
-def test_a_client_that_is_refused_is_an_error_with_its_words(engine):
-    with GatewayUnderTest(engine) as gateway, pytest.raises(GatewayFailed, match="context"):
-        gateway.measure("sse", 1, 70, 1)
-
-
-def test_the_tokenizer_has_a_text_for_every_token():
-    tokenizer = random_tokenizer(512)
-    texts = {tokenizer.token_bytes(token_id) for token_id in range(512)}
-    assert tokenizer.vocab_size == len(texts) == 512
-    assert b" ff" in texts

@@ -5,9 +5,9 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from gateway.delta_reader import deltas_and_silences
 from gateway.errors import GatewayError, InternalError
 from gateway.generation import PreparedGeneration, TextFinish, TextGenerator, TextStream
-from gateway.openai.choices import merged_deltas
 from gateway.openai.responses.builder import ResponseBuilder
 from gateway.openai.responses.items import output_messages
 from gateway.openai.responses.protocol import Event, ResponseObject
@@ -94,12 +94,11 @@ class ResponseRun:
             self._stream = stream
             yield self._builder.start()
             try:
-                async with aclosing(merged_deltas([stream], idle_s=idle_s)) as deltas:
-                    async for item in deltas:
-                        if item is None:
+                async with aclosing(deltas_and_silences(stream, idle_s)) as deltas:
+                    async for delta in deltas:
+                        if delta is None:
                             yield None
                             continue
-                        _, delta = item
                         if self._counter is not None:
                             self._num_reasoning_tokens += self._counter.count(delta.token_ids)
                         parts = self._parser.push(delta.text) if self._answers else []
