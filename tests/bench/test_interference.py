@@ -88,10 +88,10 @@ def test_both_servers_are_measured_and_judged(monkeypatch: pytest.MonkeyPatch, t
     document = orjson.loads(path.read_bytes())
     without, with_budget = document["servers"]
     assert without["target_itl_ms"] is None
-    # By default the target is 1.8 times the median of what a token takes when nothing disturbs.
+    # By default the target is twice the median of what a token takes when nothing disturbs.
     target = flag_value(fake.commands[1], "--target-itl-ms")
     assert target is not None
-    assert float(target) == pytest.approx(1.8 * without["idle_ms"]["p50"], abs=1e-3)
+    assert float(target) == pytest.approx(2 * without["idle_ms"]["p50"], abs=1e-3)
     assert without["alone_s"] >= 0.05
     assert with_budget["prefill_s"] >= 0.1
     assert with_budget["long_len"] == 300
