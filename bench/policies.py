@@ -184,11 +184,11 @@ def policies(
     if objective is not None:
         # The last burst is of the lengths that the search takes, too.
         burst = [result for result in results if result.workload.arrivals == "burst"][-1]
-        start_rates = {mode: figures.requests_per_s for mode, figures in burst.modes.items()}
+        start_rate = max(figures.requests_per_s for figures in burst.modes.values())
         search = RateSearch(
             objective=objective, probe_seconds=probe_seconds, probe_batches=probe_batches
         )
-        probes = search_rates(setup, plan, search, start_rates)
+        probes = search_rates(setup, plan, search, start_rate)
     print_rows(setup.console, ROW_HEADINGS, policy_rows(results))
     for text in ideal_lines(results):
         setup.console.print(text, markup=False, highlight=False)

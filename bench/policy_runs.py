@@ -1,6 +1,6 @@
 """The servers and requests of the comparison of batching policies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -113,7 +113,7 @@ class RateSearch:
 
 
 def search_rates(
-    setup: BenchSetup, plan: PolicyPlan, search: RateSearch, start_rates: Mapping[Mode, float]
+    setup: BenchSetup, plan: PolicyPlan, search: RateSearch, start_rate: float
 ) -> dict[Mode, list[Probe]]:
     """Find for each mode, on a server of its own, the highest rate that keeps the objective.
 
@@ -121,7 +121,9 @@ def search_rates(
         setup: starts the servers.
         plan: of the requests; their outputs have its last lengths.
         search: what to look for.
-        start_rates: of the first probe.
+        start_rate: of the first probe of each mode. Too much for any of them, at best: a static
+            server keeps an objective only between the rate at which its batches fill in time and
+            the one that it can bear, and a search that begins below finds no rate at all.
 
     Returns:
         What was tried.
@@ -137,7 +139,7 @@ def search_rates(
                 progress=setup.progress,
             ),
         )
-        for mode, start_rate in start_rates.items()
+        for mode in MODES
     }
 
 

@@ -79,9 +79,12 @@ def test_the_highest_rate_at_an_objective_is_looked_for_in_each_mode(
     assert modes_of(fake) == 2 * ["continuous", "dynamic", "static"]
     document = orjson.loads(path.read_bytes())
     assert document["settings"]["slo"] == {"ttft_p99_ms": 0.001, "itl_p99_ms": None}
+    [workload] = document["workloads"]
+    fastest = max(mode["requests_per_s"] for mode in workload["modes"].values())
     for mode in ("continuous", "dynamic", "static"):
         assert document["objective"][mode]["highest_rate"] is None  # nothing is that fast
-        assert len(document["objective"][mode]["probes"]) == 10
+        probes = document["objective"][mode]["probes"]
+        assert (len(probes), probes[0]["rate"]) == (10, fastest)
     assert "MISSED at the objective, at least 5 times the request rate of static" in result.stdout
 
 
