@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.console import Console
 from bench.environment import describe_environment, without_folder
 from bench.report import open_console, write_json
 from bench.scenario import Sender
-from bench.server_process import ServerFailed, find_headrace, running_server
+from bench.server_process import ServerFailed, ServerProcess, find_headrace, running_server
 from bench.stream import RequestFailed, RequestRecord
 from bench.target import Target, find_model, open_session
 
@@ -75,23 +76,46 @@ class BenchSetup:
         Raises:
             click.ClickException: it did not start or stop as it should, or cannot be reached.
         """
-        self.progress.print(f"headrace serve {' '.join([*self._arguments, *flags])}", markup=False)
+        return self.measure_together([flags], lambda senders: work(senders[0]))
+
+    def measure_together[Result](
+        self,
+        flags: Sequence[Sequence[str]],
+        work: Callable[[Sequence[Sender]], Awaitable[Result]],
+    ) -> Result:
+        """Do as `measure` does with several servers at once, each with flags of its own."""
         with tempfile.TemporaryFile("w+") as output:
             try:
-                command = [find_headrace(), "serve", *self._arguments, *flags]
-                with running_server(
-                    command, startup_timeout_s=self.startup_timeout_s, output=output
-                ) as server:
-                    return asyncio.run(self._work(server.url, work))
+                with ExitStack() as servers:
+                    urls = [servers.enter_context(self._server(own, output)).url for own in flags]
+                    return asyncio.run(self._work(urls, work))
             except (ServerFailed, RequestFailed) as error:
                 output.seek(0)
                 words = output.read()[-LAST_WORDS:]
                 raise click.ClickException(f"{error}\nIts last words:\n{words}") from error
 
-    async def _work[Result](self, url: str, work: Callable[[Sender], Awaitable[Result]]) -> Result:
+    def _server(
+        self, flags: Sequence[str], output: IO[str]
+    ) -> AbstractContextManager[ServerProcess]:
+        arguments = [*self._arguments, *flags]
+        self.progress.print(f"headrace serve {' '.join(arguments)}", markup=False)
+        return running_server(
+            [find_headrace(), "serve", *arguments],
+            startup_timeout_s=self.startup_timeout_s,
+            output=output,
+        )
+
+    async def _work[Result](
+        self, urls: Sequence[str], work: Callable[[Sequence[Sender]], Awaitable[Result]]
+    ) -> Result:
         async with open_session(None, self.timeout_s) as session:
-            model = await find_model(session, url)
-            return await work(Sender(session, Target(url=url, model=model["id"]), model))
+            models = [await find_model(session, url) for url in urls]
+            return await work(
+                [
+                    Sender(session, Target(url=url, model=model["id"]), model)
+                    for url, model in zip(urls, models, strict=True)
+                ]
+            )
 
     def check(self, records: Iterable[RequestRecord], *, expected: Sequence[str] = ()) -> None:
         """Note every request that failed, unless by one of the expected kinds."""

@@ -15,6 +15,8 @@ from bench.server_process import ServerFailed, ServerProcess
 
 __all__ = ["FakeServe", "flag_value"]
 
+NUMBER = web.AppKey("number", int)
+
 # Seconds until a token: of a request's body, and the flags of the server.
 type Pace = Callable[[dict, Sequence[str]], float]
 
@@ -67,6 +69,7 @@ class FakeServe:
     def run(
         self, command: Sequence[str], *, output: object, **_: object
     ) -> Iterator[ServerProcess]:
+        number = len(self.commands)
         self.commands.append(list(command))
         if "--broken" in command:
             print("no such flag", file=output)
@@ -77,7 +80,7 @@ class FakeServe:
 
         async def serve() -> web.AppRunner:
             nonlocal port
-            runner = web.AppRunner(self.make_app(), handler_cancellation=True)
+            runner = web.AppRunner(self.make_app(number), handler_cancellation=True)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
@@ -101,8 +104,9 @@ class FakeServe:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
-    def make_app(self) -> web.Application:
+    def make_app(self, number: int) -> web.Application:
         app = web.Application()
+        app[NUMBER] = number
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_post("/v1/completions", self.completions)
@@ -129,8 +133,9 @@ class FakeServe:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        command = self.commands[-1]
-        self.bodies.append((len(self.commands) - 1, body))
+        number = request.app[NUMBER]
+        command = self.commands[number]
+        self.bodies.append((number, body))
         self.connection_headers.append(request.headers.get("Connection"))
         status = self._refuse(body, command) if self._refuse else None
         if status is not None:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -59,6 +60,24 @@ def test_each_measurement_has_a_server_of_its_own(fake: FakeServe, tmp_path: Pat
     assert document["tokens"] == [2, 2]
     assert document["failures"] == {}
     assert "machine" in document["environment"]
+
+
+def test_servers_can_run_together(fake: FakeServe):
+    @measuring_command(quick={})
+    def pair(setup: BenchSetup) -> None:
+        async def send_both(senders: Sequence[Sender]) -> None:
+            for sender in reversed(senders):
+                setup.check(await send_one(sender))
+
+        setup.measure_together([["--first"], ["--second"]], send_both)
+
+    result = CliRunner().invoke(pair, ["--dtype", "x"])
+    assert result.exit_code == 0, result.output
+    assert [command[-3:] for command in fake.commands] == [
+        ["--dtype", "x", "--first"],
+        ["--dtype", "x", "--second"],
+    ]
+    assert [server for server, _ in fake.bodies] == [1, 0]
 
 
 def test_the_quick_preset_changes_defaults_and_no_choice(fake: FakeServe):

@@ -4,8 +4,11 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from bench.prefix import PrefixPlan, find_hits, hit_rows, prefix
+from bench.prefix import Pair, PrefixPlan, busy_per_token_s, cost_rows, find_hits, hit_rows, prefix
+from bench.scenario import ScenarioRun
+from bench.scrape import EngineCounters
 from bench.stream import RequestFailed, RequestRecord
+from bench.summary import LoadLevel, summarize
 from bench_server import FakeServe
 
 
@@ -13,6 +16,7 @@ def make_plan(**fields: object) -> PrefixPlan:
     values = {
         "num_streams": 3,
         "num_requests": 6,
+        "num_pairs": 2,
         "input_len": 12,
         "output_len": 2,
         "hit_input_len": 20,
@@ -35,8 +39,37 @@ def test_new_prompts_share_nothing_and_known_ones_their_beginning():
 
 def test_no_prompt_of_the_load_is_sent_twice():
     plan = make_plan()
-    prompts = {tuple(request.prompt) for request in (*plan.misses(), *plan.warm_up())}
-    assert len(prompts) == 9
+    prompts = {tuple(r.prompt) for number in range(3) for r in plan.piece(number)}
+    assert len(prompts) == 3 * 6
+
+
+def piece(duration_s: float, busy_s: float = 0.0) -> ScenarioRun:
+    """One request of 12 + 2 tokens."""
+    records = [
+        RequestRecord(index=0, start_s=0.0, end_s=duration_s, prompt_tokens=12, output_tokens=2)
+    ]
+    summary = summarize(LoadLevel(concurrency=1), records, output_len=None, client_cpu_s=0.0)
+    return ScenarioRun(summary, EngineCounters(busy_s=busy_s), records)
+
+
+def test_the_cost_of_a_pair_is_the_throughput_that_it_takes():
+    assert Pair(on=piece(2.0), off=piece(1.9)).cost == pytest.approx(0.05)
+    assert Pair(on=piece(1.0), off=piece(1.25)).cost == pytest.approx(-0.25)
+
+
+def test_rounds_are_told_one_by_one_and_together():
+    rounds = [[Pair(on=piece(2.0), off=piece(1.9))] * 6, [Pair(on=piece(2.0), off=piece(2.0))] * 7]
+    assert cost_rows(rounds) == [
+        ["round 1", "6", "7.0", "7.4", "+5.00%", "+5.00% to +5.00%"],
+        ["round 2", "7", "7.0", "7.0", "+0.00%", "+0.00% to +0.00%"],
+        ["all", "13", "7.0", "7.0", "+0.00%", "+0.00% to +5.00%"],
+    ]
+
+
+def test_the_engines_time_is_that_of_its_steps():
+    plan = make_plan(num_requests=2)  # 28 tokens
+    runs = [piece(1.0, busy_s=0.25), piece(1.0, busy_s=0.31)]
+    assert busy_per_token_s(runs, plan) == pytest.approx(0.01)
 
 
 def record(first_token_s: float | None, cached_tokens: int = 0) -> RequestRecord:
@@ -75,25 +108,29 @@ def test_servers_with_and_without_caching_take_turns(
     path = tmp_path / "p.json"
     result = CliRunner().invoke(prefix, ["--quick", "--rounds", "2", "--output-json", str(path)])
     assert result.exit_code == 0, result.output
-    assert [command[-1] for command in fake.commands] == [
-        *("--enable-prefix-caching", "--no-enable-prefix-caching"),
-        *("--no-enable-prefix-caching", "--enable-prefix-caching"),
-    ]
-    # Two streams warm up, four requests are measured; with caching, three pairs follow.
-    counts = [sum(server == number for server, _ in fake.bodies) for number in range(4)]
-    assert counts == [12, 6, 6, 12]
+    flags = ["--enable-prefix-caching", "--no-enable-prefix-caching"]
+    assert [command[-1] for command in fake.commands] == 2 * flags
+    # Four requests warm up, two times four are measured; with caching, three pairs follow.
+    servers = [server for server, _ in fake.bodies]
+    assert [servers.count(number) for number in range(4)] == [18, 12, 18, 12]
+    pieces = [servers[index] for index in range(0, 24, 4)]
+    assert pieces == [0, 1, 0, 1, 1, 0]
     document = orjson.loads(path.read_bytes())
-    assert len(document["on_over_off"]) == 2
-    assert len(document["loads"]["on"]) == len(document["loads"]["off"]) == 2
+    assert [pair["round"] for pair in document["pairs"]] == [0, 0, 1, 1]
+    assert document["cost"]["num_pairs"] == 4
+    assert document["cost"]["high"] is None  # four pairs say nothing with confidence
+    assert document["bookkeeping"]["num_tokens"] == 8 * 4 * 22
     assert document["hits"][0]["cached_share"] == 0
     assert "TTFT at least 5 times better at 90% hits" in result.stdout
 
 
 def test_a_request_that_fails_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch):
     def refuse(body: dict, _: object) -> int | None:
-        return 500 if len(body["prompt"]) == 20 and body["max_tokens"] == 3 else None
+        # Neither the warm-up of the two servers nor the prompts with and without hits.
+        return 500 if len(body["prompt"]) == 20 and len(fake.bodies) > 2 * 4 else None
 
-    FakeServe(refuse=refuse).install(monkeypatch)
-    result = CliRunner().invoke(prefix, ["--quick", "--output-len", "3"])
+    fake = FakeServe(refuse=refuse)
+    fake.install(monkeypatch)
+    result = CliRunner().invoke(prefix, ["--quick"])
     assert result.exit_code == 1
-    assert "http 500: 8" in result.output
+    assert "http 500: 16" in result.output
