@@ -4,9 +4,11 @@ import jax
 import numpy as np
 import pytest
 
+from attention_kernels import can_project
 from compile_cache import without_compile_cache
 from engine_builder import (
     ENGINE_CONFIG,
+    packed_decoder,
     random_decoder,
     warm_random_runner,
     warm_runner,
@@ -74,6 +76,14 @@ def test_a_chunk_that_samples_nothing_leaves_the_memory_of_its_row(warm):
 def test_a_step_says_how_many_slots_the_device_computes(warm):
     assert execute(warm, item(PROMPT, 0, 20)).num_slots == 64
     assert execute(warm, item((5,), 0, 1)).num_slots == 16
+    assert not warm.runner.skips_padding
+
+
+def test_packed_layers_say_that_they_leave_padding_out():
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    config = replace(ENGINE_CONFIG, dtype="bfloat16", attention_kernel="native")
+    assert JaxModelRunner(*packed_decoder(), config).skips_padding
 
 
 def test_a_step_of_nothing_but_fillers_can_be_run_and_changes_no_row(warm):
