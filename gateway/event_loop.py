@@ -8,10 +8,7 @@ __all__ = ["loop_factory"]
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes the loop: uvloop where it is installed, for it sends at half the cost.
-
-    It also sends everything that one turn of the loop writes to a connection in one call.
-    """
+    """Return what makes the loop: uvloop where it is installed, for it takes less of the processor."""
     if importlib.util.find_spec("uvloop") is None:
         return asyncio.new_event_loop
     import uvloop

@@ -237,11 +237,15 @@ class Outbox:
             if len(self._control) < MAX_WAITING_REPLIES // 2:
                 self._has_room.set()
             return message
-        if self._ready:
-            mailbox = self._ready.popleft()
-            mailbox._is_queued = False
-            return mailbox._take()
-        return self._close
+        return self.take_output() or self._close
+
+    def take_output(self) -> ServerMessage | None:
+        """Return the next message of a stream; None if there is none, or another goes before."""
+        if self._control or not self._ready:
+            return None
+        mailbox = self._ready.popleft()
+        mailbox._is_queued = False
+        return mailbox._take()
 
     def _queue(self, mailbox: Mailbox) -> None:
         mailbox._is_queued = True

@@ -57,7 +57,6 @@ class EventStream:
     def __init__(self, request: web.Request, *, send_timeout_s: float) -> None:
         self._request = request
         self._send_timeout_s = send_timeout_s
-        self._head_was_sent = False
         self._is_chunked = False
         self.response = web.StreamResponse(
             headers={
@@ -82,9 +81,6 @@ class EventStream:
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
-        if not self._head_was_sent:
-            self._request.writer.send_headers()
-            self._head_was_sent = True
         data = b"".join(events)
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
         return has_room(transport)

@@ -10,6 +10,7 @@ client asked to be resumable: they wait in the `ResumeStore` for its next connec
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -45,12 +46,14 @@ from gateway.messages import (
     Ping,
     Pong,
     Resume,
+    ServerMessage,
     Start,
 )
 from gateway.operations import server_version
 from gateway.resumption import RESUME_STORE, KeptStream, ResumeStore, taken_over
 from gateway.stream_buffer import PlainBuffer
 from gateway.stream_run import StreamRun
+from gateway.websocket_frame import encode_frame
 from gateway.write_room import has_room
 
 __all__ = ["StreamConnection", "stream_handler"]
@@ -58,13 +61,14 @@ __all__ = ["StreamConnection", "stream_handler"]
 logger = logging.getLogger(__name__)
 
 MAX_BAD_FRAMES = 8  # undecodable frames in a row
-MAX_UNTIMED_BYTES = 16 * 1024  # of a frame that never has to wait where there is room
+MAX_WRITE_BYTES = 16 * 1024  # nothing more is added to a write that is as long
 
 
 class StreamConnection:
     """All that belongs to one open websocket.
 
     Args:
+        drain: waits until the client has taken most of what was written.
         store: keeps the streams that can be resumed.
         caller: who is at the other end; only the same may resume what was started here.
     """
@@ -73,6 +77,7 @@ class StreamConnection:
         self,
         ws: web.WebSocketResponse,
         transport: asyncio.Transport | None,
+        drain: Callable[[], Awaitable[None]],
         codec: Codec,
         generator: TextGenerator,
         store: ResumeStore,
@@ -82,6 +87,7 @@ class StreamConnection:
     ) -> None:
         self._ws = ws
         self._transport = transport
+        self._drain = drain
         self._codec = codec
         self._generator = generator
         self._store = store
@@ -343,18 +349,26 @@ class StreamConnection:
                     await close_politely(self._ws, reader, code=item.code, reason=item.reason)
                 return True
             case _:
-                await self._send(self._codec.encode(item))
+                await self._send(item)
         if self._is_retiring and not self.is_busy:
             self._close(WSCloseCode.GOING_AWAY, self._refusal or "")
         return False
 
-    async def _send(self, data: bytes) -> None:
-        sending = self._ws.send_frame(data, self._codec.frame_type)
-        if len(data) <= MAX_UNTIMED_BYTES and has_room(self._transport):
-            await sending
-        else:
+    async def _send(self, message: ServerMessage | None) -> None:
+        """Send a message, and in the same write what else is ready: a step has a token for each."""
+        frames: list[bytes] = []
+        num_bytes = 0
+        while message is not None:
+            frame = encode_frame(self._codec.encode(message), self._codec.frame_type)
+            frames.append(frame)
+            num_bytes += len(frame)
+            message = self._outbox.take_output() if num_bytes < MAX_WRITE_BYTES else None
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        self._transport.write(b"".join(frames))
+        if not has_room(self._transport):
             async with asyncio.timeout(self._config.send_timeout_s):
-                await sending
+                await self._drain()
 
     async def _close_and_cut(self, reader: asyncio.Task[None], code: int, reason: str) -> None:
         """Leave a close frame for a client that may yet read it; then drop the connection."""
@@ -403,6 +417,7 @@ async def stream_handler(request: web.Request) -> web.StreamResponse:
     connection = StreamConnection(
         ws,
         request.transport,
+        request.writer.drain,
         codec,
         request.app[GENERATOR],
         store,

@@ -5,11 +5,11 @@ import socket
 
 import orjson
 import pytest
-from aiohttp import web
 
 from fakes import FakeEngine
 from gateway.connections import STREAM_CONNECTIONS, close_all
 from gateway.generation import TextGenerator
+from gateway.websocket import StreamConnection
 from stream_app import RawStream, serve_streams, start, until
 
 both_encodings = pytest.mark.parametrize("encoding", ["json", "msgpack"])
@@ -243,14 +243,14 @@ async def test_a_slow_reader_gets_merged_deltas_and_the_whole_text(monkeypatch):
     engine = FakeEngine(max_model_len=4096)
     engine.hold()
     may_send = asyncio.Event()
-    send_frame = web.WebSocketResponse.send_frame
+    send = StreamConnection._send
 
     async def gated(self, *args):
         await may_send.wait()
-        await send_frame(self, *args)
+        await send(self, *args)
 
     async with serve_streams(engine) as gateway, gateway.connect() as stream:
-        monkeypatch.setattr(web.WebSocketResponse, "send_frame", gated)
+        monkeypatch.setattr(StreamConnection, "_send", gated)
         await stream.send(start("a", max_tokens=1000))
         await engine.wait_for_requests(1)
         engine.release()
