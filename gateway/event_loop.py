@@ -8,7 +8,7 @@ __all__ = ["loop_factory"]
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes the loop: uvloop where it is installed, for it takes less of the processor."""
+    """Return what makes the loop: uvloop where it is installed, for it takes less time."""
     if importlib.util.find_spec("uvloop") is None:
         return asyncio.new_event_loop
     import uvloop
