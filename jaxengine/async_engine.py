@@ -309,6 +309,8 @@ class AsyncEngine:
         outputs: list[RequestOutput] = []
         while True:
             wait_s = self._core.seconds_until_work()
+            if outputs and wait_s is None:
+                wait_s = 0.0  # all have left; say so before waiting for others
             try:
                 message = self._inbox.get(block=wait_s != 0, timeout=wait_s)
             except queue.Empty:

@@ -192,6 +192,20 @@ async def test_stopping_does_not_wait_for_a_step_that_hangs(stalls):
     assert {w.finish_reason for w in wholes} == {FinishReason.ERROR}
 
 
+async def test_when_all_have_left_the_counts_say_so(start: Start):
+    # Without a step in flight, the thread has nothing more to wait for.
+    engine, runner = start(overlap=False, max_num_seqs=1)
+    runner.hold()
+    streams = [ask(engine) for _ in range(3)]
+    await launches(runner, 1)
+    for stream in streams:
+        stream.close()
+    runner.release()
+    await becoming(lambda: engine.stats().num_steps == 1)
+    await becoming(lambda: engine.stats().num_running == engine.stats().num_waiting == 0)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
 async def test_an_idle_engine_is_not_stalled(start: Start):
     engine, _ = start(step_timeout_s=0.001)
     assert (await read(ask(engine))).new_token_ids == (14, 70, 20)
