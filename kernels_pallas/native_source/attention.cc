@@ -123,21 +123,21 @@ bool with_format(std::string_view name, const F& f) {
   return false;
 }
 
-// Query rows of all sequences, in pieces of MAX_ROWS, the longest contexts first: sequences are
-// sorted by length, and prompts come last.
+// Query rows of all sequences in pieces of MAX_ROWS, in the order of the tokens: they lie in the
+// caches of the thread that computed them.
 std::vector<Item> plan(const Step& step, int64_t* work) {
   const Batch& batch = step.batch;
   std::vector<Item> items;
   *work = 0;
-  for (int sequence = batch.num_seqs - 1; sequence >= 0; --sequence) {
+  for (int sequence = 0; sequence < batch.num_seqs; ++sequence) {
     const int queries = batch.starts[sequence + 1] - batch.starts[sequence];
     const int rows = queries * step.group;
     if (rows <= 0 || batch.lengths[sequence] <= 0) continue;
     const int64_t seen = std::min<int64_t>(batch.lengths[sequence], step.options.window);
     *work += rows * step.cache.kv_heads * seen * step.cache.padded_dim * 2;
-    for (int head = 0; head < step.cache.kv_heads; ++head)
-      for (int end = rows; end > 0; end -= MAX_ROWS)
-        items.push_back({sequence, head, std::max(end - MAX_ROWS, 0), end});
+    for (int first = 0; first < rows; first += MAX_ROWS)
+      for (int head = 0; head < step.cache.kv_heads; ++head)
+        items.push_back({sequence, head, first, std::min(first + MAX_ROWS, rows)});
   }
   return items;
 }

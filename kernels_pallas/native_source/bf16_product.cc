@@ -7,6 +7,7 @@
 
 #include "panels.h"
 #include "products.h"
+#include "tile_panels.h"
 #include "tiles.h"
 
 namespace headrace {
@@ -17,80 +18,20 @@ using Weights = Bf16Product::Weights;
 
 #if defined(HEADRACE_AMX)
 
-constexpr int DEPTH = Bf16Product::DEPTH, TILE = COLUMN * DEPTH;
+struct Tiles {
+  using Number = uint16_t;
+  using Sum = float;
+  static constexpr int DEPTH = Bf16Product::DEPTH;
 
-class Tiles : public Multiplying {
- public:
-  Tiles(const Rows& x, const Weights& w, int64_t tokens)
-      : x_(x), w_(w), rows_(std::min<int64_t>(tokens, ROWS)) {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 6 ? rows_ : ROWS, 64);
-    tiles_.configure(shapes);
-  }
+  static HEADRACE_INLINE void add_above_left() { _tile_dpbf16ps(0, 4, 6); }
+  static HEADRACE_INLINE void add_above_right() { _tile_dpbf16ps(1, 4, 7); }
+  static HEADRACE_INLINE void add_below_left() { _tile_dpbf16ps(2, 5, 6); }
+  static HEADRACE_INLINE void add_below_right() { _tile_dpbf16ps(3, 5, 7); }
 
-  void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) override {
-    const uint16_t* weights[PANEL] = {w_.column(columns[0]), w_.column(columns[1])};
-    if (rows == 2 * ROWS) return two(token, weights, sums);
-    int64_t row = 0;
-    for (; row + rows_ <= rows; row += rows_) one(token + row, weights, sums + row * WIDTH);
-    if (row == rows) return;
-    // Tokens that fill no tile: with some before them once more, in a full one. They are the same
-    // bits.
-    const int64_t again = rows_ - (rows - row);
-    one(token + row - again, weights, spare_);
-    std::copy_n(spare_ + again * WIDTH, (rows - row) * WIDTH, sums + row * WIDTH);
-  }
+  const float* floats(int64_t, int64_t, const int64_t*, float* sums) const { return sums; }
 
- private:
-  // Tiles 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights.
-  void two(int64_t token, const uint16_t* const* weights, float* sums) {
-    const int64_t inputs = w_.inputs, width = inputs * 2;
-    const uint16_t *x = x_.numbers + token * inputs, *below = x + ROWS * inputs;
-    memory_is_read(x);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t step = 0; step < inputs / DEPTH; ++step) {
-      _tile_loadd(4, x + step * DEPTH, width);
-      _tile_loadd(6, weights[0] + step * TILE, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, weights[1] + step * TILE, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, below + step * DEPTH, width);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, WIDTH * 4);
-    _tile_stored(1, sums + COLUMN, WIDTH * 4);
-    _tile_stored(2, sums + ROWS * WIDTH, WIDTH * 4);
-    _tile_stored(3, sums + ROWS * WIDTH + COLUMN, WIDTH * 4);
-    memory_is_read(sums);
-  }
-
-  void one(int64_t token, const uint16_t* const* weights, float* sums) {
-    const int64_t inputs = w_.inputs, width = inputs * 2;
-    const uint16_t* x = x_.numbers + token * inputs;
-    memory_is_read(x);
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int64_t step = 0; step < inputs / DEPTH; ++step) {
-      _tile_loadd(4, x + step * DEPTH, width);
-      _tile_loadd(6, weights[0] + step * TILE, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, weights[1] + step * TILE, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    _tile_stored(0, sums, WIDTH * 4);
-    _tile_stored(1, sums + COLUMN, WIDTH * 4);
-    memory_is_read(sums);
-  }
-
-  const Rows x_;
-  const Weights w_;
-  const int64_t rows_;
-  BorrowedTiles tiles_;
-  alignas(64) float spare_[ROWS * WIDTH];
+  Rows x;
+  Weights w;
 };
 
 #endif
@@ -101,11 +42,24 @@ class Vectors : public Multiplying {
  public:
   Vectors(const Rows& x, const Weights& w) : x_(x), w_(w) {}
 
-  void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) override {
-    const uint16_t *left = w_.column(columns[0]), *right = w_.column(columns[1]);
-    for (; rows >= MOST; rows -= MOST, token += MOST, sums += MOST * WIDTH)
-      few<MOST>(token, left, right, sums);
+  void operator()(const Share& share, const Sums& sums) override {
+    alignas(64) float numbers[MOST * WIDTH];
+    for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
+      const uint16_t* left = w_.column(sums.column(panel, 0));
+      const uint16_t* right = w_.column(sums.column(panel, 1));
+      for (int64_t token = share.first_token; token < share.end_token; token += MOST) {
+        const int64_t rows = std::min<int64_t>(share.end_token - token, MOST);
+        some(token, rows, left, right, numbers);
+        sums.take(token, rows, panel, numbers);
+      }
+    }
+  }
+
+ private:
+  void some(int64_t token, int64_t rows, const uint16_t* left, const uint16_t* right, float* sums) {
     switch (rows) {
+      case MOST:
+        return few<MOST>(token, left, right, sums);
       case 7:
         return few<7>(token, left, right, sums);
       case 6:
@@ -123,7 +77,6 @@ class Vectors : public Multiplying {
     }
   }
 
- private:
   static constexpr int MOST = 8;  // tokens times PANEL sums, and the weights, in 32 registers
 
   template <int R>
@@ -170,7 +123,7 @@ bool Bf16Product::can_run() {
 std::unique_ptr<Multiplying> Bf16Product::new_multiplying(const Rows& x, const Weights& w,
                                                           int64_t tokens) {
 #if defined(HEADRACE_AMX)
-  if (may_use_tiles()) return std::make_unique<Tiles>(x, w, tokens);
+  if (may_use_tiles()) return std::make_unique<TilePanels<Tiles>>(Tiles{x, w}, tokens);
 #endif
 #if defined(HEADRACE_AVX512_BF16)
   return std::make_unique<Vectors>(x, w);

@@ -31,6 +31,7 @@ struct Bf16Product {
     static size_t bytes(int64_t tokens, int64_t inputs) { return tokens * inputs * 2; }
     static Rows at(char* memory, int64_t, int64_t inputs) { return {(uint16_t*)memory, inputs}; }
 
+    const uint16_t* row(int64_t token) const { return numbers + token * inputs; }
     // LANES numbers of a row, from `input` on.
     void put(int64_t token, int64_t input, Floats x) const {
       put_pairs((uint32_t*)(numbers + token * inputs), input, x);

@@ -18,8 +18,16 @@
 namespace headrace {
 
 void Phases::run(xla::ffi::ThreadPool& pool, int64_t workers) {
-  const int64_t helpers = std::min(std::min(workers, pool.num_threads()), most_tasks_) - 1;
-  for (int64_t helper = 0; helper < helpers; ++helper)
+  const int64_t threads =
+      std::min({workers, (int64_t)pool.num_threads(), most_tasks_, MOST_RANGES});
+  for (const auto& phase : job_->phases) {
+    phase->ranges = std::vector<Range>(std::max<int64_t>(threads, 1));
+    for (int64_t range = 0; range < threads; ++range) {
+      phase->ranges[range].next = phase->total * range / threads;
+      phase->ranges[range].end = phase->total * (range + 1) / threads;
+    }
+  }
+  for (int64_t helper = 1; helper < threads; ++helper)
     pool.Schedule([job = job_] { job->take_part(); });
   job_->take_part();
 }

@@ -6,6 +6,7 @@
 
 #include "int8_rows.h"
 #include "panels.h"
+#include "tile_panels.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -19,7 +20,7 @@ namespace {
 using Rows = Int8Product::Rows;
 using Weights = Int8Product::Weights;
 
-constexpr int DEPTH = Int8Product::DEPTH, WORD = Int8Product::WORD;
+constexpr int WORD = Int8Product::WORD;
 
 // Both scales, for LANES sums of a token, from output `first` of a column on.
 HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, int64_t column,
@@ -30,93 +31,31 @@ HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, in
 
 #if defined(HEADRACE_AMX_INT8)
 
-class Tiles : public Multiplying {
- public:
-  Tiles(const Rows& x, const Weights& w, int64_t tokens)
-      : x_(x), w_(w), rows_(std::min<int64_t>(tokens, ROWS)) {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 6 ? rows_ : ROWS, 64);
-    tiles_.configure(shapes);
-  }
+struct Tiles {
+  using Number = int8_t;
+  using Sum = int32_t;
+  static constexpr int DEPTH = Int8Product::DEPTH;
 
-  void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) override {
-    if (rows == 2 * ROWS) {
-      two(token, columns);
-      return finish(token, 0, rows, columns, sums);
-    }
-    int64_t row = 0;
-    for (; row + rows_ <= rows; row += rows_) {
-      one(token + row, columns);
-      finish(token + row, 0, rows_, columns, sums + row * WIDTH);
-    }
-    if (row == rows) return;
-    // Tokens that fill no tile: with some before them once more, in a full one. They are the same
-    // bits.
-    const int64_t again = rows_ - (rows - row);
-    one(token + row - again, columns);
-    finish(token + row - again, again, rows - row, columns, sums + row * WIDTH);
-  }
+  static HEADRACE_INLINE void add_above_left() { _tile_dpbssd(0, 4, 6); }
+  static HEADRACE_INLINE void add_above_right() { _tile_dpbssd(1, 4, 7); }
+  static HEADRACE_INLINE void add_below_left() { _tile_dpbssd(2, 5, 6); }
+  static HEADRACE_INLINE void add_below_right() { _tile_dpbssd(3, 5, 7); }
 
- private:
-  // Tiles 0 to 3 are sums, 4 and 5 tokens, 6 and 7 weights.
-  void two(int64_t token, const int64_t* columns) {
-    const int64_t inputs = w_.inputs;
-    const int8_t *x = x_.rows.numbers + token * inputs, *below = x + ROWS * inputs;
-    const int8_t *left = w_.column(columns[0]), *right = w_.column(columns[1]);
-    memory_is_read(x);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t step = 0; step < inputs; step += DEPTH) {
-      _tile_loadd(4, x + step, inputs);
-      _tile_loadd(6, left + step * COLUMN, 64);
-      _tile_dpbssd(0, 4, 6);
-      _tile_loadd(7, right + step * COLUMN, 64);
-      _tile_dpbssd(1, 4, 7);
-      _tile_loadd(5, below + step, inputs);
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
-    }
-    _tile_stored(0, sums_[0], sizeof sums_[0]);
-    _tile_stored(1, sums_[0] + COLUMN, sizeof sums_[0]);
-    _tile_stored(2, sums_[ROWS], sizeof sums_[0]);
-    _tile_stored(3, sums_[ROWS] + COLUMN, sizeof sums_[0]);
-  }
-
-  void one(int64_t token, const int64_t* columns) {
-    const int64_t inputs = w_.inputs;
-    const int8_t* x = x_.rows.numbers + token * inputs;
-    const int8_t *left = w_.column(columns[0]), *right = w_.column(columns[1]);
-    memory_is_read(x);
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int64_t step = 0; step < inputs; step += DEPTH) {
-      _tile_loadd(4, x + step, inputs);
-      _tile_loadd(6, left + step * COLUMN, 64);
-      _tile_dpbssd(0, 4, 6);
-      _tile_loadd(7, right + step * COLUMN, 64);
-      _tile_dpbssd(1, 4, 7);
-    }
-    _tile_stored(0, sums_[0], sizeof sums_[0]);
-    _tile_stored(1, sums_[0] + COLUMN, sizeof sums_[0]);
-  }
-
-  // Of sums that begin with token `token`, those of `rows` rows from `first` on.
-  void finish(int64_t token, int64_t first, int64_t rows, const int64_t* columns, float* to) {
-    memory_is_read(sums_);
-    for (int64_t row = first; row < first + rows; ++row, to += WIDTH)
+  // In the place of the sums.
+  const float* floats(int64_t token, int64_t rows, const int64_t* columns, int32_t* sums) const {
+    float* to = (float*)sums;
+    for (int64_t row = 0; row < rows; ++row)
       for (int i = 0; i < WIDTH; i += LANES) {
-        const Ints sums = load<Ints>(sums_[row] + i);
-        store(to + i, scaled(x_, w_, token + row, columns[i / COLUMN], i % COLUMN, sums));
+        const int64_t at = row * WIDTH + i;
+        const Floats numbers =
+            scaled(x, w, token + row, columns[i / COLUMN], i % COLUMN, load<Ints>(sums + at));
+        store(to + at, numbers);
       }
+    return to;
   }
 
-  const Rows x_;
-  const Weights w_;
-  const int64_t rows_;
-  BorrowedTiles tiles_;
-  alignas(64) int32_t sums_[2 * ROWS][WIDTH];
+  Rows x;
+  Weights w;
 };
 
 #endif
@@ -204,21 +143,31 @@ class Vectors : public Multiplying {
  public:
   Vectors(const Rows& x, const Weights& w) : x_(x), w_(w) {}
 
-  void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) override {
-    for (; rows >= MOST; rows -= MOST, token += MOST, sums += MOST * WIDTH)
-      few<MOST>(token, columns, sums);
-    if constexpr (MOST > 4)
-      if (rows >= 4) few<4>(token, columns, sums), rows -= 4, token += 4, sums += 4 * WIDTH;
-    if (rows >= 2) few<2>(token, columns, sums), rows -= 2, token += 2, sums += 2 * WIDTH;
-    if (rows > 0) few<1>(token, columns, sums);
+  void operator()(const Share& share, const Sums& sums) override {
+    alignas(64) float numbers[MOST * WIDTH];
+    for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
+      const int64_t columns[PANEL] = {sums.column(panel, 0), sums.column(panel, 1)};
+      for (int64_t token = share.first_token, rows; token < share.end_token; token += rows) {
+        rows = some(token, share.end_token - token, columns, numbers);
+        sums.take(token, rows, panel, numbers);
+      }
+    }
   }
 
  private:
+  // Computes some of so many tokens, and returns how many.
+  int64_t some(int64_t token, int64_t rows, const int64_t* columns, float* sums) {
+    if (rows >= MOST) return few<MOST>(token, columns, sums);
+    if constexpr (MOST > 4)
+      if (rows >= 4) return few<4>(token, columns, sums);
+    return rows >= 2 ? few<2>(token, columns, sums) : few<1>(token, columns, sums);
+  }
+
   static constexpr int PARTS = COLUMN / LANES, VECTORS = PANEL * PARTS;
   static constexpr int MOST = LANES == 16 ? 8 : 2;  // tokens whose sums fit into the registers
 
   template <int R>
-  void few(int64_t first, const int64_t* columns, float* to) {
+  int64_t few(int64_t first, const int64_t* columns, float* to) {
     const int8_t* weights[PANEL] = {w_.column(columns[0]), w_.column(columns[1])};
     const int64_t inputs = w_.inputs;
     const int8_t* x = x_.rows.numbers + first * inputs;
@@ -245,6 +194,7 @@ class Vectors : public Multiplying {
       for (int v = 0; v < VECTORS; ++v)
         store(to + r * WIDTH + v * LANES,
               scaled(x_, w_, first + r, columns[v / PARTS], v % PARTS * LANES, sums[r][v]));
+    return R;
   }
 
   const Rows x_;
@@ -256,7 +206,7 @@ class Vectors : public Multiplying {
 std::unique_ptr<Multiplying> Int8Product::new_multiplying(const Rows& x, const Weights& w,
                                                           int64_t tokens) {
 #if defined(HEADRACE_AMX_INT8)
-  if (may_use_tiles()) return std::make_unique<Tiles>(x, w, tokens);
+  if (may_use_tiles()) return std::make_unique<TilePanels<Tiles>>(Tiles{x, w}, tokens);
 #endif
   return std::make_unique<Vectors>(x, w);
 }

@@ -41,6 +41,7 @@ struct Int8Product {
       return (tokens * inputs + 63) / 64 * 64;
     }
 
+    const int8_t* row(int64_t token) const { return rows.numbers + token * inputs; }
     void round(int64_t token, const float* row, float* room) const {
       round_row(row, inputs, room, rows.numbers + token * inputs, rows.scales[token],
                 rows.sums[token]);

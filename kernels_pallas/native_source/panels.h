@@ -17,10 +17,12 @@ constexpr int PANEL = 2;               // columns that are computed together
 constexpr int WIDTH = PANEL * COLUMN;  // outputs of a panel
 
 // A sink says which columns of the weights are a panel, and takes the sums of some tokens with
-// them: sums[row * WIDTH + output] is of token + row. Each token comes once for each panel.
+// them: sums[row * WIDTH + output] is of token + row. Each token comes once for each panel. One
+// that COMPUTES much is best called while other sums are computed.
 
 // The sums themselves: out[token][output], or out[places[token]][output].
 struct StoreSums {
+  static constexpr bool COMPUTES = false;
   float* out;
   int64_t outputs;
   const int32_t* places = nullptr;
@@ -37,6 +39,7 @@ struct StoreSums {
 
 // out[token][output] += sum.
 struct AddSums {
+  static constexpr bool COMPUTES = false;
   float* out;
   int64_t outputs;
 
@@ -54,6 +57,7 @@ struct AddSums {
 // activation(gate) * up, in pieces of LANES, where `put(token, first output, numbers)` wants them.
 template <class Put>
 struct GateSums {
+  static constexpr bool COMPUTES = true;
   Put put;
   int64_t outputs;  // of either
   bool is_gelu;
@@ -69,51 +73,73 @@ struct GateSums {
   }
 };
 
-// What multiplies, in each thread for itself. Up to TOGETHER tokens go through a panel at once.
+// Tokens that are computed together.
 constexpr int TOGETHER = 2 * ROWS;
+// Tokens that one thread takes through a panel at most, and the bytes of their rows: these stay in
+// its second cache.
+constexpr int64_t TOKENS_AT_ONCE = 256, BYTES_AT_ONCE = 1 << 20;
 
-class Multiplying {
- public:
-  virtual ~Multiplying() = default;
-  // Sums of tokens [token, token + rows) with two columns of the weights: sums[row * WIDTH +
-  // output].
-  virtual void operator()(int64_t token, int64_t rows, const int64_t* columns, float* sums) = 0;
+// Some panels and tokens of a product. `then` is the first of the panels that come after them, or
+// negative.
+struct Share {
+  int64_t first_token, end_token, first_panel, end_panel, then;
 };
 
-// Adds all panels of a product. make_multiplying() is called in each thread.
-template <class MakeMultiplying, class Sink>
-void add_panels(Phases& phases, int64_t tokens, int64_t panels, MakeMultiplying make_multiplying,
-                Sink sink) {
-  // Tokens that one thread takes at a time: what they need is in its caches.
-  constexpr int64_t TOKENS_AT_ONCE = 512;
-  const int64_t parts = (tokens + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-  // Few large shares: weights that follow each other are read by one thread.
-  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));
-  const int64_t runs = (panels + run - 1) / run;
-  phases.add(runs * parts, [=] {
-    return [=, multiply = std::unique_ptr<Multiplying>(make_multiplying())](int64_t index) {
-      const int64_t end = std::min((index / runs + 1) * TOKENS_AT_ONCE, tokens);
-      const int64_t last_panel = std::min((index % runs + 1) * run, panels);
-      alignas(64) float sums[TOGETHER * WIDTH];
-      const NoSubnormals no_subnormals;
-      for (int64_t first = index / runs * TOKENS_AT_ONCE; first < end; first += TOGETHER)
-        for (int64_t panel = index % runs * run; panel < last_panel; ++panel) {
-          const int64_t rows = std::min<int64_t>(TOGETHER, end - first);
-          const int64_t columns[PANEL] = {sink.column(panel, 0), sink.column(panel, 1)};
-          (*multiply)(first, rows, columns, sums);
-          sink(first, rows, panel, sums);
-        }
-    };
-  });
-}
+// What multiplies, in each thread for itself.
+class Multiplying {
+ public:
+  // A sink of any kind.
+  class Sums {
+   public:
+    virtual int64_t column(int64_t panel, int which) const = 0;
+    virtual void take(int64_t token, int64_t rows, int64_t panel, const float* sums) const = 0;
+    virtual bool computes() const = 0;
+
+   protected:
+    ~Sums() = default;
+  };
+
+  virtual ~Multiplying() = default;
+  // Hands over the sums of at most TOKENS_AT_ONCE tokens, up to TOGETHER at a time.
+  virtual void operator()(const Share& share, const Sums& sums) = 0;
+};
+
+template <class Sink>
+class SumsTo final : public Multiplying::Sums {
+ public:
+  explicit SumsTo(const Sink& sink) : sink_(sink) {}
+
+  int64_t column(int64_t panel, int which) const override { return sink_.column(panel, which); }
+  void take(int64_t token, int64_t rows, int64_t panel, const float* sums) const override {
+    sink_(token, rows, panel, sums);
+  }
+  bool computes() const override { return Sink::COMPUTES; }
+
+ private:
+  const Sink& sink_;
+};
 
 // Adds a product of rows with weights, one of Bf16Product and Int8Product.
 template <class Product, class Sink>
 void add_product(Phases& phases, const typename Product::Rows& x,
                  const typename Product::Weights& w, int64_t tokens, const Sink& sink) {
-  add_panels(
-      phases, tokens, w.outputs / WIDTH, [=] { return Product::new_multiplying(x, w, tokens); },
-      sink);
+  const int64_t panels = w.outputs / WIDTH, row = w.inputs * sizeof(typename Product::Number);
+  const int64_t most = std::min(TOKENS_AT_ONCE, BYTES_AT_ONCE / row);
+  const int64_t parts = (tokens + most - 1) / most;
+  // As many in each, in wholes of what is computed together.
+  const int64_t in_part = (tokens + parts * TOGETHER - 1) / (parts * TOGETHER) * TOGETHER;
+  // Few large shares: weights that follow each other are read by one thread.
+  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));
+  const int64_t runs = (panels + run - 1) / run;
+  phases.add_foreseen(runs * parts, [=] {
+    return [=, multiply = Product::new_multiplying(x, w, tokens)](int64_t task, int64_t next) {
+      const int64_t token = task / runs * in_part, panel = task % runs * run;
+      const NoSubnormals no_subnormals;
+      (*multiply)({token, std::min(token + in_part, tokens), panel, std::min(panel + run, panels),
+                   next == Phases::NO_TASK ? -1 : next % runs * run},
+                  SumsTo<Sink>(sink));
+    };
+  });
 }
 
 }  // namespace headrace

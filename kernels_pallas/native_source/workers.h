@@ -12,6 +12,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include "vectors.h"
 
 namespace xla::ffi {
@@ -51,6 +55,15 @@ class NoSubnormals {
 // Whose memory of a thread: the call's that it runs, or its own part of the work.
 enum class Owner { CALL, WORKER };
 
+// Any number, if the system does not tell.
+inline int64_t current_processor() {
+#if defined(__linux__)
+  return std::max(sched_getcpu(), 0);
+#else
+  return 0;
+#endif
+}
+
 // Memory of a thread that lives as long as the thread, so that no call waits for fresh pages; null
 // if there is none.
 template <Owner>
@@ -88,35 +101,87 @@ class Parts {
 // Work in phases. The tasks of a phase are shared by all threads that are there, and begin when
 // those of the phase before are done.
 //
+// Tasks lie in as many ranges as there may be threads. A processor begins with a range of its own,
+// the same in each phase, and then helps with the others: tokens that follow each other, computed
+// by tasks that follow each other, stay in its caches from phase to phase.
+//
 // The calling thread works too and waits only for what others have begun: a pool that is busy
 // elsewhere costs time, never a deadlock.
 class Phases {
  public:
+  static constexpr int64_t NO_TASK = -1;
+
   // Tasks 0 .. total - 1: each thread that gets one calls make_worker() once, and the result with
   // each of its tasks.
   template <class MakeWorker>
   void add(int64_t total, MakeWorker make_worker) {
-    if (total <= 0) return;
-    auto& phase = *job_->phases.emplace_back(std::make_unique<Phase>());
-    phase.total = total;
-    phase.work = [make_worker = std::move(make_worker)](Phase& phase, int64_t index) {
+    add_work(total, [make_worker = std::move(make_worker)](Tasks& tasks, int64_t task) {
       int64_t done = 0;
       auto worker = make_worker();
-      for (; index < phase.total; index = phase.next.fetch_add(1), ++done) worker(index);
+      for (; task != NO_TASK; task = tasks.take(), ++done) worker(task);
       return done;
-    };
-    most_tasks_ = std::max(most_tasks_, total);
+    });
+  }
+
+  // The same, and a worker is told the task that it will get then, or NO_TASK: so it can ask for
+  // what that needs. The last tasks of a range are left to whoever comes first.
+  template <class MakeWorker>
+  void add_foreseen(int64_t total, MakeWorker make_worker) {
+    add_work(total, [make_worker = std::move(make_worker)](Tasks& tasks, int64_t task) {
+      constexpr int64_t LAST = 2;
+      int64_t done = 0;
+      auto worker = make_worker();
+      for (int64_t then; task != NO_TASK; task = then, ++done) {
+        const bool ahead = tasks.left_after(task) > LAST;
+        then = ahead ? tasks.take() : NO_TASK;
+        worker(task, then);
+        if (!ahead) then = tasks.take();
+      }
+      return done;
+    });
   }
 
   // Runs all of them, in up to `workers` threads.
   void run(xla::ffi::ThreadPool& pool, int64_t workers);
 
  private:
-  struct alignas(64) Phase {
-    std::atomic<int64_t> next{0}, done{0};
-    int64_t total = 0;
-    // Does a task, and others while there are some; returns how many.
-    std::function<int64_t(Phase&, int64_t)> work;
+  static constexpr int64_t MOST_RANGES = 64;
+
+  struct alignas(64) Range {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+
+  // What a thread sees of the tasks of a phase.
+  class Tasks {
+   public:
+    Tasks(std::vector<Range>& ranges, int64_t first) : ranges_(ranges), at_(first) {}
+
+    int64_t take() {
+      for (; passed_ < (int64_t)ranges_.size(); ++passed_, at_ = (at_ + 1) % ranges_.size()) {
+        const int64_t task = ranges_[at_].next.fetch_add(1);
+        if (task < ranges_[at_].end) return task;
+      }
+      return NO_TASK;
+    }
+    // Of the range that it was taken from last.
+    int64_t left_after(int64_t task) const { return ranges_[at_].end - task - 1; }
+
+   private:
+    std::vector<Range>& ranges_;
+    int64_t at_, passed_ = 0;
+  };
+
+  // Does a task, and others while there are some; returns how many.
+  using Work = std::function<int64_t(Tasks&, int64_t)>;
+
+  struct Phase {
+    const int64_t total;
+    const Work work;
+    std::vector<Range> ranges;
+    alignas(64) std::atomic<int64_t> done{0};
+
+    Phase(int64_t total, Work work) : total(total), work(std::move(work)) {}
   };
 
   struct Job {
@@ -126,10 +191,12 @@ class Phases {
 
     // Who comes late finds nothing left of the first phases, and touches only the job there.
     void take_part() {
+      const int64_t processor = current_processor();
       for (const auto& phase : phases) {
-        const int64_t index = phase->next.fetch_add(1);
-        if (index < phase->total) {
-          const int64_t done = phase->work(*phase, index);
+        Tasks tasks(phase->ranges, processor % phase->ranges.size());
+        const int64_t task = tasks.take();
+        if (task != NO_TASK) {
+          const int64_t done = phase->work(tasks, task);
           if (phase->done.fetch_add(done) + done == phase->total) {
             const std::lock_guard<std::mutex> lock(mutex);
             finished.notify_all();
@@ -150,6 +217,12 @@ class Phases {
       finished.wait(lock, [&] { return phase.done.load() == phase.total; });
     }
   };
+
+  void add_work(int64_t total, Work work) {
+    if (total <= 0) return;
+    job_->phases.push_back(std::make_unique<Phase>(total, std::move(work)));
+    most_tasks_ = std::max(most_tasks_, total);
+  }
 
   const std::shared_ptr<Job> job_ = std::make_shared<Job>();
   int64_t most_tasks_ = 0;
