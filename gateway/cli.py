@@ -39,6 +39,7 @@ SERVE_EXTRA_MODULES = frozenset(
         "prometheus_client",
         "safetensors",
         "tokenizers",
+        "uvloop",
     }
 )
 

@@ -125,7 +125,7 @@ class MemoryUse:
         weights: of the model, or of a shard, as they are on the device.
         kv_cache: of all blocks, the reserved one included.
         workspace: what the largest step takes besides, and what all steps share.
-        scratch: what the threads of the native library keep at most.
+        scratch: what the native library keeps at most.
         available: memory of the device.
     """
 

@@ -8,7 +8,7 @@ from jaxengine.device_mesh import DeviceMesh
 from jaxengine.host_threads import num_device_threads
 from jaxengine.kv_cache import resolve_kv_cache_dtype
 from jaxengine.models.config import ModelConfig
-from kernels_pallas.native_memory import LayerSizes, thread_bytes
+from kernels_pallas.native_memory import LayerSizes, call_bytes, worker_bytes
 
 __all__ = ["scratch_bytes"]
 
@@ -16,9 +16,9 @@ __all__ = ["scratch_bytes"]
 def scratch_bytes(
     model: ModelConfig, config: EngineConfig, devices: DeviceMesh, *, packed: bool
 ) -> int:
-    """Return the bytes that all threads keep at most; of each device, where there are several.
+    """Return the bytes that are kept at most: for a call, and by all threads for their part of one.
 
-    Any of XLA's threads may be the one that runs a call, and in time each has run the largest.
+    Where a host has several devices, the threads' part is divided among them.
 
     Args:
         model: to serve, or a shard of it.
@@ -38,4 +38,4 @@ def scratch_bytes(
     )
     largest = max(bucket.num_tokens for bucket in buckets_for(config))
     own = len([d for d in devices.devices if d.process_index == jax.process_index()])
-    return num_device_threads() * thread_bytes(sizes, largest) // own
+    return call_bytes(sizes, largest) + num_device_threads() * worker_bytes(sizes) // own

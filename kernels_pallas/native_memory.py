@@ -1,9 +1,9 @@
 """How much memory the native library keeps for itself.
 
-A thread that runs a call of `native_layer` keeps what the call's phases hand to each other, and
-every thread that takes part in attention keeps a tile of it; both for as long as the thread lives,
-for the largest step that it has seen, so that no call waits for fresh pages. The sizes are those of
-`layer.cc` and `attention_worker.h` in `native_source`.
+A call of `native_layer` keeps what its phases hand to each other, for the next call; there are as
+many of these as calls have run at once. Every thread that takes part in attention keeps a tile of
+it for as long as it lives. Both are kept for the largest step that there was, so that no call waits
+for fresh pages. The sizes are those of `layer.cc` and `attention_worker.h` in `native_source`.
 
 Letters: T tokens, D model, F hidden, N query heads, K kv heads, H head dim, I inputs.
 """
@@ -14,7 +14,7 @@ from typing import Literal
 from kernels_pallas.kv_cache import KVCacheDtype, product_dtype
 from kernels_pallas.native import HEAD_MULTIPLE
 
-__all__ = ["LayerSizes", "thread_bytes"]
+__all__ = ["LayerSizes", "call_bytes", "worker_bytes"]
 
 PAGE, CACHE_LINE = 4096, 64
 
@@ -43,17 +43,32 @@ class LayerSizes:
     kv_cache_dtype: KVCacheDtype
 
 
-def thread_bytes(sizes: LayerSizes, num_tokens: int) -> int:
-    """Return what a thread keeps at most, once it has run steps of so many tokens.
+def call_bytes(sizes: LayerSizes, num_tokens: int) -> int:
+    """Return what is kept of a call at most, once it has run steps of so many tokens."""
+    if sizes.weights is None:
+        return 0
+    # The output projection has no more rows than there are tokens: it takes less than these.
+    most = max(_attention_half(sizes, num_tokens), _mlp_half(sizes, num_tokens))
+    return _rounded_up(most, PAGE)
 
-    Memory of attention is counted for the processor that takes most; others take a few kilobytes
-    less.
+
+def worker_bytes(sizes: LayerSizes) -> int:
+    """Return what a thread keeps for a tile of attention.
+
+    That is queries, scores, weights, sums, and operands that do not lie as they should, counted for
+    the processor that takes most: others take a few kilobytes less.
     """
-    call = 0
-    if sizes.weights is not None:
-        # The output projection has no more rows than there are tokens: it takes less than these.
-        call = max(_attention_half(sizes, num_tokens), _mlp_half(sizes, num_tokens))
-    return _rounded_up(call, PAGE) + _rounded_up(_attention_worker(sizes), PAGE)
+    head_dim = _rounded_up(sizes.head_dim, HEAD_MULTIPLE)
+    per_word = 2 if product_dtype(sizes.kv_cache_dtype) == "bfloat16" else 1
+    num_blocks = KV_TILE // sizes.block_size
+    words = MAX_ROWS * (2 * head_dim + 2 * KV_TILE + MOST_LANES) + 2 * head_dim
+    if sizes.kv_cache_dtype not in ("bfloat16", "float32"):  # decoded, K and V
+        words += 2 * KV_TILE * head_dim // per_word
+    if sizes.block_size < MOST_LANES:  # keys of blocks side by side
+        words += KV_TILE * head_dim // per_word
+    # Pointers of two words.
+    columns = 2 * max(num_blocks * head_dim // FEWEST_LANES, KV_TILE // FEWEST_LANES)
+    return _rounded_up(4 * words + _rounded_up(4 * columns, CACHE_LINE), PAGE)
 
 
 def _attention_half(sizes: LayerSizes, num_tokens: int) -> int:
@@ -86,21 +101,6 @@ def _given_rows(sizes: LayerSizes, num_tokens: int, num_inputs: int) -> int:
     """The same for what comes in pieces: a row of eight bits is rounded as a whole, from f32."""
     whole = 4 * num_tokens * num_inputs if sizes.weights == "int8" else 0
     return _rows(sizes, num_tokens, num_inputs) + _rounded_up(whole, CACHE_LINE)
-
-
-def _attention_worker(sizes: LayerSizes) -> int:
-    """Queries, scores and weights of a tile, sums, and operands that do not lie as they should."""
-    head_dim = _rounded_up(sizes.head_dim, HEAD_MULTIPLE)
-    per_word = 2 if product_dtype(sizes.kv_cache_dtype) == "bfloat16" else 1
-    num_blocks = KV_TILE // sizes.block_size
-    words = MAX_ROWS * (2 * head_dim + 2 * KV_TILE + MOST_LANES) + 2 * head_dim
-    if sizes.kv_cache_dtype not in ("bfloat16", "float32"):  # decoded, K and V
-        words += 2 * KV_TILE * head_dim // per_word
-    if sizes.block_size < MOST_LANES:  # keys of blocks side by side
-        words += KV_TILE * head_dim // per_word
-    # Pointers of two words.
-    columns = 2 * max(num_blocks * head_dim // FEWEST_LANES, KV_TILE // FEWEST_LANES)
-    return 4 * words + _rounded_up(4 * columns, CACHE_LINE)
 
 
 def _rounded_up(size: int, multiple: int) -> int:

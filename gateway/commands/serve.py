@@ -386,6 +386,6 @@ def _memory_table(built: BuiltEngine) -> Table:
             f"{config.block_size}, {cache_dtype}",
         ),
         MemoryPart("workspace", memory.workspace, "of the largest step, and shared by all"),
-        MemoryPart("scratch", memory.scratch, "that the threads of the native library keep"),
+        MemoryPart("scratch", memory.scratch, "that the native library keeps"),
     )
     return memory_table([part for part in parts if part.size], available=memory.available)

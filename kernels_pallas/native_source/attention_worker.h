@@ -57,7 +57,7 @@ class Worker {
     const size_t right =
         reserve(2 * std::max<int64_t>(max_blocks() * (dim / LANES), KV_TILE / LANES));
     const size_t gathered = step.cache.block_size < LANES ? reserve(KV_TILE * key_steps()) : 0;
-    char* memory = thread_memory<Owner::WORKER>(parts.bytes());
+    char* memory = worker_memory(parts.bytes());
     if (memory == nullptr) {
       failure.lacks_memory = true;
       return;

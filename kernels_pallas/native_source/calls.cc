@@ -92,10 +92,10 @@ ffi::Error run_product(ffi::ThreadPool& pool, LeftRows left, const IntBuffer& wa
   if (left.tokens == 0) return ffi::Error::Success();
   if (!Product::can_run())
     return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
-  char* memory = thread_memory<Owner::CALL>(Product::Rows::bytes(left.tokens, left.inputs));
-  if (memory == nullptr)
+  const CallMemory memory(Product::Rows::bytes(left.tokens, left.inputs));
+  if (memory.data() == nullptr)
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for products");
-  const auto rows = Product::Rows::at(memory, left.tokens, left.inputs);
+  const auto rows = Product::Rows::at(memory.data(), left.tokens, left.inputs);
   Phases phases;
   add_rounding(phases, left, rows);
   add_product<Product>(phases, rows, w, left.tokens, StoreSums{out, w.outputs, left.places});

@@ -104,7 +104,8 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
     const size_t qkv_at = parts.add<float>(tokens * to_qkv.outputs);
     const size_t attended_at = parts.add<char>(Rows::bytes(tokens, to_out.inputs));
     const size_t numbers_at = parts.add<float>(Rows::TAKES_PIECES ? 0 : tokens * to_out.inputs);
-    char* memory = thread_memory<Owner::CALL>(parts.bytes());
+    const CallMemory kept(parts.bytes());
+    char* memory = kept.data();
     if (memory == nullptr) return no_memory();
     const Rows rows = Rows::at(memory + rows_at, tokens, width);
     const Rows attended = Rows::at(memory + attended_at, tokens, to_out.inputs);
@@ -165,7 +166,8 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer num_slots, In
     const size_t rows_at = parts.add<char>(Rows::bytes(tokens, width));
     const size_t gated_at = parts.add<char>(Rows::bytes(tokens, down.inputs));
     const size_t numbers_at = parts.add<float>(Rows::TAKES_PIECES ? 0 : tokens * down.inputs);
-    char* memory = thread_memory<Owner::CALL>(parts.bytes());
+    const CallMemory kept(parts.bytes());
+    char* memory = kept.data();
     if (memory == nullptr) return no_memory();
     const Rows rows = Rows::at(memory + rows_at, tokens, width);
     const Rows gated = Rows::at(memory + gated_at, tokens, down.inputs);

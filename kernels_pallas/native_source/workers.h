@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -52,9 +53,6 @@ class NoSubnormals {
 #endif
 };
 
-// Whose memory of a thread: the call's that it runs, or its own part of the work.
-enum class Owner { CALL, WORKER };
-
 // Any number, if the system does not tell.
 inline int64_t current_processor() {
 #if defined(__linux__)
@@ -64,23 +62,73 @@ inline int64_t current_processor() {
 #endif
 }
 
-// Memory of a thread that lives as long as the thread, so that no call waits for fresh pages; null
-// if there is none.
-template <Owner>
-char* thread_memory(size_t bytes) {
+// Memory that is kept, so that nobody waits for fresh pages.
+class Memory {
+ public:
+  // Null if there is not that much.
+  char* at_least(size_t bytes) {
+    if (size_ < bytes) {
+      size_ = (bytes + 4095) / 4096 * 4096;
+      data_.reset();
+      data_.reset((char*)std::aligned_alloc(4096, size_));
+      if (data_) std::memset(data_.get(), 0, size_);
+      else size_ = 0;
+    }
+    return data_.get();
+  }
+
+ private:
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
   };
-  thread_local std::unique_ptr<char, Free> memory;
-  thread_local size_t size = 0;
-  if (size < bytes) {
-    size = (bytes + 4095) / 4096 * 4096;
-    memory.reset((char*)std::aligned_alloc(4096, size));
-    if (memory) std::memset(memory.get(), 0, size);
-    else size = 0;
-  }
-  return memory.get();
+  std::unique_ptr<char, Free> data_;
+  size_t size_ = 0;
+};
+
+// That of a thread for its part of the work, which lives as long as the thread.
+inline char* worker_memory(size_t bytes) {
+  thread_local Memory memory;
+  return memory.at_least(bytes);
 }
+
+// That of a call, which the next one gets: any of XLA's threads may run one. There are as many as
+// calls have run at once.
+class CallMemory {
+ public:
+  explicit CallMemory(size_t bytes) {
+    {
+      const std::lock_guard<std::mutex> lock(kept().mutex);
+      if (!kept().free.empty()) {
+        memory_ = std::move(kept().free.back());
+        kept().free.pop_back();
+      }
+    }
+    data_ = memory_.at_least(bytes);
+  }
+  ~CallMemory() {
+    const std::lock_guard<std::mutex> lock(kept().mutex);
+    kept().free.push_back(std::move(memory_));
+  }
+  CallMemory(const CallMemory&) = delete;
+  CallMemory& operator=(const CallMemory&) = delete;
+
+  // Null if there is none.
+  char* data() const { return data_; }
+
+ private:
+  struct Kept {
+    std::mutex mutex;
+    std::vector<Memory> free;
+  };
+  // Never destroyed: calls may still run while the process ends.
+  static Kept& kept() {
+    static Kept& kept = *new Kept;
+    return kept;
+  }
+
+  Memory memory_;
+  char* data_;
+};
 
 // Adds up what is needed of a piece of memory, each part from a cache line on.
 class Parts {

@@ -1,4 +1,4 @@
-"""What all threads keep: what one does, which test_native_memory tests, for each of them."""
+"""What is kept of a call, and for each thread; test_native_memory tests the two."""
 
 from dataclasses import replace
 
@@ -34,16 +34,16 @@ def scratch(*, packed=True, **changes):
     return scratch_bytes(MODEL, replace(CONFIG, **changes), open_mesh(1), packed=packed)
 
 
-def test_every_thread_keeps_a_call_of_the_largest_step():
+def test_a_call_of_the_largest_step_is_kept_once():
     # 256 tokens: rows 256 * 64 * 2 = 32,768, qkv 256 * 128 * 4 = 131,072, attended 32,768.
-    assert scratch() == 5 * (48 * 4096 + WORKER)
+    assert scratch() == 48 * 4096 + 5 * WORKER
     # 1000 tokens are a size of their own: 128,000 + 512,000 + 128,000 = 768,000, 188 pages.
-    assert scratch(max_num_batched_tokens=1000) == 5 * (188 * 4096 + WORKER)
+    assert scratch(max_num_batched_tokens=1000) == 188 * 4096 + 5 * WORKER
 
 
 def test_weights_of_eight_bits_are_told_apart():
     # Rows 16,384 + 2048 = 18,432, qkv 131,072, attended 18,432 and 65,536 in f32: 57 pages.
-    assert scratch(quantization="int8") == 5 * (57 * 4096 + WORKER)
+    assert scratch(quantization="int8") == 57 * 4096 + 5 * WORKER
 
 
 def test_without_packed_weights_only_attention_keeps_memory():

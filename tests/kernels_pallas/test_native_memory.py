@@ -1,8 +1,8 @@
-"""What threads keep, computed by hand from the sizes of the native source."""
+"""What calls and threads keep, computed by hand from the sizes of the native source."""
 
 from dataclasses import replace
 
-from kernels_pallas.native_memory import LayerSizes, thread_bytes
+from kernels_pallas.native_memory import LayerSizes, call_bytes, worker_bytes
 
 SIZES = LayerSizes(
     hidden_size=64,
@@ -21,41 +21,43 @@ SIZES = LayerSizes(
 WORKER = 22 * 4096
 
 
-def test_attention_takes_the_same_for_any_step():
-    only_attention = replace(SIZES, weights=None)
-    assert thread_bytes(only_attention, 1) == thread_bytes(only_attention, 8192) == WORKER
+def test_a_tile_of_attention_has_its_operands_and_sums():
+    assert worker_bytes(SIZES) == WORKER
+
+
+def test_without_packed_weights_no_call_keeps_anything():
+    assert call_bytes(replace(SIZES, weights=None), 8192) == 0
 
 
 def test_rows_of_bfloat16_are_added_up():
     # Rows 10 * 64 * 2 = 1280, qkv 10 * 256 * 4 = 10,240, attended 10 * 128 * 2 = 2560: 4 pages.
     # The other half, 1280 + 2560, is less.
-    assert thread_bytes(SIZES, 10) == 4 * 4096 + WORKER
+    assert call_bytes(SIZES, 10) == 4 * 4096
 
 
 def test_the_larger_half_counts():
     # 1000 tokens: rows 128,000 and gated 1000 * 1024 * 2 = 2,048,000, 532 pages; the first half has
     # 128,000 + 1,024,000 + 256,000.
-    assert thread_bytes(replace(SIZES, intermediate_size=1024), 1000) == 532 * 4096 + WORKER
+    assert call_bytes(replace(SIZES, intermediate_size=1024), 1000) == 532 * 4096
 
 
 def test_rows_of_eight_bits_have_scales_and_are_rounded_from_whole_ones():
     # 10 tokens: rows 640 + 80 = 720, in lines 768; qkv 10,240; attended 1280 + 80, in lines 1408,
     # and in f32 5120. Together 17,536: 5 pages.
-    assert thread_bytes(replace(SIZES, weights="int8"), 10) == 5 * 4096 + WORKER
+    assert call_bytes(replace(SIZES, weights="int8"), 10) == 5 * 4096
 
 
 def test_a_cache_that_is_decoded_or_has_narrow_blocks_takes_more():
-    only_attention = replace(SIZES, weights=None)
     # K and V of 128 tokens in pairs of bfloat16: 2 * 128 * 32 / 2 words, 16,384 bytes: 103,168 in
     # all, 26 pages. float16 is decoded into float32: 32,768 bytes, 119,552 in all, 30 pages.
-    assert thread_bytes(replace(only_attention, kv_cache_dtype="fp8_e4m3"), 1) == 26 * 4096
-    assert thread_bytes(replace(only_attention, kv_cache_dtype="float16"), 1) == 30 * 4096
+    assert worker_bytes(replace(SIZES, kv_cache_dtype="fp8_e4m3")) == 26 * 4096
+    assert worker_bytes(replace(SIZES, kv_cache_dtype="float16")) == 30 * 4096
     # Blocks of 8: keys of a tile side by side, 128 * 16 words, and 128 pointers instead of 64:
     # 86,784 + 8192 + 512 = 95,488, 24 pages.
-    assert thread_bytes(replace(only_attention, block_size=8), 1) == 24 * 4096
+    assert worker_bytes(replace(SIZES, block_size=8)) == 24 * 4096
 
 
 def test_heads_count_with_their_padding():
     # 40 is padded to 64: 64 rows * 2 * 64, 16,384, 1024, 128, and 128 pointers of two words:
     # 8192 + 16,384 + 1024 + 128 + 256 = 25,984 words, 103,936 bytes: 26 pages.
-    assert thread_bytes(replace(SIZES, head_dim=40, weights=None), 1) == 26 * 4096
+    assert worker_bytes(replace(SIZES, head_dim=40)) == 26 * 4096
