@@ -142,15 +142,41 @@ std::vector<Item> plan(const Step& step, int64_t* work) {
   return items;
 }
 
+// Items that follow each other, so that a thread knows what comes next: at most 16, and as few as
+// make a share of the work. A chunk of a prompt has items that take as long as many decodes.
+std::vector<int> share_out(const Step& step, const std::vector<Item>& items) {
+  constexpr int64_t MOST = 16, SHARES = 24;
+  const auto work_of = [&](const Item& item) {
+    const int64_t length = step.batch.lengths[item.sequence];
+    // To read the context takes as long as to compute some rows with it.
+    return (item.end_row - item.first_row + 16) * std::min(length, step.options.window);
+  };
+  int64_t all = 0, some = 0;
+  for (const Item& item : items) all += work_of(item);
+  std::vector<int> ends{0};
+  for (size_t index = 0; index < items.size(); ++index) {
+    some += work_of(items[index]);
+    const bool is_last = index + 1 == items.size();
+    if (!is_last && some * SHARES < all && (int64_t)index + 1 - ends.back() < MOST) continue;
+    ends.push_back(index + 1);
+    some = 0;
+  }
+  return ends;
+}
+
 template <class Multiplier>
 void add_items(Phases& phases, const Step& step, std::vector<Item> items, Failure& failure) {
-  // A thread takes some that follow each other, so that it knows what comes next.
-  const int64_t total = items.size(), run = std::max<int64_t>(1, std::min<int64_t>(16, total / 12));
-  const auto shared = std::make_shared<const std::vector<Item>>(std::move(items));
-  phases.add((total + run - 1) / run, [=, &failure] {
+  struct Shares {
+    std::vector<Item> items;
+    std::vector<int> ends;
+  };
+  auto ends = share_out(step, items);
+  const int64_t total = ends.size() - 1;
+  const auto shares = std::make_shared<const Shares>(Shares{std::move(items), std::move(ends)});
+  phases.add(total, [=, &failure] {
     return [=, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index) {
-      const Item* items = shared->data();
-      (*worker)(items + index * run, items + std::min((index + 1) * run, total));
+      const Item* items = shares->items.data();
+      (*worker)(items + shares->ends[index], items + shares->ends[index + 1]);
     };
   });
 }
