@@ -18,10 +18,10 @@
 namespace headrace {
 
 void Phases::run(xla::ffi::ThreadPool& pool, int64_t workers) {
-  const int64_t threads =
-      std::min({workers, (int64_t)pool.num_threads(), most_tasks_, MOST_RANGES});
+  const int64_t threads = std::max<int64_t>(
+      std::min({workers, (int64_t)pool.num_threads(), most_tasks_, MOST_RANGES}), 1);
   for (const auto& phase : job_->phases) {
-    phase->ranges = std::vector<Range>(std::max<int64_t>(threads, 1));
+    phase->ranges = std::vector<Range>(threads);
     for (int64_t range = 0; range < threads; ++range) {
       phase->ranges[range].next = phase->total * range / threads;
       phase->ranges[range].end = phase->total * (range + 1) / threads;

@@ -124,9 +124,10 @@ template <class Product, class Sink>
 void add_product(Phases& phases, const typename Product::Rows& x,
                  const typename Product::Weights& w, int64_t tokens, const Sink& sink) {
   const int64_t panels = w.outputs / WIDTH, row = w.inputs * sizeof(typename Product::Number);
-  const int64_t most = std::min(TOKENS_AT_ONCE, BYTES_AT_ONCE / row);
+  // In wholes of what is computed together: so no part is left without tokens.
+  const int64_t fitting = BYTES_AT_ONCE / row / TOGETHER * TOGETHER;
+  const int64_t most = std::clamp<int64_t>(fitting, TOGETHER, TOKENS_AT_ONCE);
   const int64_t parts = (tokens + most - 1) / most;
-  // As many in each, in wholes of what is computed together.
   const int64_t in_part = (tokens + parts * TOGETHER - 1) / (parts * TOGETHER) * TOGETHER;
   // Few large shares: weights that follow each other are read by one thread.
   const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));

@@ -126,6 +126,13 @@ def test_a_token_has_the_same_bits_whatever_it_is_computed_with(packed, native):
         np.testing.assert_array_equal(run(x[start:end], w, scales), whole[start:end])
 
 
+def test_rows_so_long_that_few_fit_into_a_cache_are_all_computed(native):
+    x = numbers(0, 512, 28672)
+    values, scales = quantize(numbers(1, 256, 28672))
+    whole = np.asarray(run(x, pack(values), scales))
+    np.testing.assert_array_equal(whole[-3:], exact(x[-3:], values, scales))
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(packed, native):
     x = numbers(0, 40, 128)
