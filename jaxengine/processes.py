@@ -27,12 +27,12 @@ __all__ = ["ProcessGroup", "ProcessOptions", "StepOrder"]
 JOIN_TIMEOUT_S = 300
 ASK_INTERVAL_S = 0.5
 HEARTBEAT_TIMEOUT_S = 30
-# A follower asks again after so long without a step.
+# Who waits for another process asks again after so long.
 POLL_TIMEOUT_MS = 10_000
 
-# Orders that the leader keeps in the store. It is never so many steps ahead: it waits for the
-# results of each but the last two, which no device has before all devices run it.
-KEPT_ORDERS = 64
+# Orders lie in the store by the page. A page is deleted once every follower has said that it took
+# all of it; before the leader begins a page it waits until the one before the last is gone.
+PAGE_ORDERS = 64
 
 STOP, RESET = -2, -1
 
@@ -161,27 +161,44 @@ class ProcessGroup:
             yield StepOrder(None if kind == RESET else kind, rest)
 
     def _send(self, content: bytes) -> None:
-        self._store.key_value_set_bytes(_key(self._num_orders), content)
+        page, place = divmod(self._num_orders, PAGE_ORDERS)
+        if place == 0 and page >= 2:
+            for follower in range(1, self.num_processes):
+                self._wait_for(_taken_key(page - 2, follower))
+            # The names of pages are folders to the store, which deletes all that is in one.
+            self._store.key_value_delete(_page_key(page - 2))
+        self._store.key_value_set_bytes(_order_key(page, place), content)
         self._num_orders += 1
-        if self._num_orders > KEPT_ORDERS:
-            self._store.key_value_delete(_key(self._num_orders - 1 - KEPT_ORDERS))
 
     def _receive(self) -> bytes:
+        page, place = divmod(self._num_orders, PAGE_ORDERS)
+        content = self._wait_for(_order_key(page, place))
+        self._num_orders += 1
+        if place == PAGE_ORDERS - 1:
+            self._store.key_value_set_bytes(_taken_key(page, self.process_id), b"")
+        return content
+
+    def _wait_for(self, key: str) -> bytes:
         while True:
             try:
-                content: bytes = self._store.blocking_key_value_get_bytes(
-                    _key(self._num_orders), POLL_TIMEOUT_MS
-                )
+                content: bytes = self._store.blocking_key_value_get_bytes(key, POLL_TIMEOUT_MS)
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
-                continue  # nobody asked for anything
-            self._num_orders += 1
+                continue  # not there yet
             return content
 
 
-def _key(number: int) -> str:
-    return f"headrace/orders/{number}"
+def _page_key(page: int) -> str:
+    return f"headrace/orders/{page}"
+
+
+def _order_key(page: int, place: int) -> str:
+    return f"{_page_key(page)}/{place}"
+
+
+def _taken_key(page: int, follower: int) -> str:
+    return f"{_page_key(page)}/taken/{follower}"
 
 
 def _split(address: str) -> tuple[str, int]:

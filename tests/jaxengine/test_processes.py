@@ -1,3 +1,4 @@
+import contextlib
 import json
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from jaxengine import processes
 from jaxengine.processes import ProcessGroup, ProcessOptions, StepOrder
 
 SCRIPT = """
-import json, sys
+import json, sys, time
 import jax
 import numpy as np
 from jaxengine.processes import ProcessGroup, ProcessOptions, StepOrder
@@ -27,12 +28,13 @@ try:
 except ValueError as error:
     said["error"] = str(error)
 if group.leads:
-    # More than the store keeps.
-    for number in range(100):
-        group.tell(StepOrder(number, {"packed": np.arange(number, dtype=np.int32)}))
+    # More than the leader may be ahead.
+    for number in range(200):
+        group.tell(StepOrder(number, {"packed": np.arange(number % 7, dtype=np.int32)}))
     group.tell(StepOrder(None, {}))
     group.dismiss()
 else:
+    time.sleep(1)  # the leader is as far ahead as it may be
     said["orders"] = [
         [order.bucket, {name: array.tolist() for name, array in order.arrays.items()}]
         for order in group.orders()
@@ -51,29 +53,39 @@ def options(**changes):
     return ProcessOptions(**{**given, **changes})
 
 
-def test_the_second_process_does_what_the_first_says():
+@pytest.fixture
+def two_processes():
+    """What each of two processes that run SCRIPT printed; none outlives the test."""
     address = free_address()
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, address, str(index)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    said = []
-    for process in running:
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors[-2000:]
-        said.append(json.loads(output.splitlines()[-1]))
+    with contextlib.ExitStack() as stack:
+        running = []
+        for index in range(2):
+            process = subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, address, str(index)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)  # before the context waits for its end
+            running.append(process)
+        said = []
+        for process in running:
+            output, errors = process.communicate()
+            assert process.returncode == 0, errors[-2000:]
+            said.append(json.loads(output.splitlines()[-1]))
+        yield said
+
+
+def test_the_second_process_does_what_the_first_says(two_processes):
+    said = two_processes
     assert [one["leads"] for one in said] == [True, False]
     assert [one["devices"] for one in said] == [2, 2]
     assert [one["least"] for one in said] == [6 << 20, 6 << 20]
     for one in said:
         assert one["error"].endswith("process 1 has another configuration than process 0")
     assert said[1]["orders"] == [
-        *([number, {"packed": list(range(number))}] for number in range(100)),
+        *([number, {"packed": list(range(number % 7))}] for number in range(200)),
         [None, {}],
     ]
 
