@@ -36,7 +36,7 @@ from jaxengine.scratch_memory import scratch_bytes
 from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
 from jaxengine.weights.source import cache_dir
-from kernels_pallas import native
+from kernels_pallas import fp8, native
 from kernels_pallas.choice import KernelChoice, choose_kernel, kernels_dir
 from kernels_pallas.gpu_choice import GpuUse
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
@@ -272,6 +272,9 @@ def build_engine(
     all_eos = tuple(sorted({*model.eos_token_ids, *eos_token_ids}))
     model = replace(model, eos_token_ids=all_eos)
     devices = open_mesh(options.tensor_parallel_size)
+    fault = fp8.find_fault(devices.devices[0]) if options.quantization == "fp8" else None
+    if fault is not None:
+        raise ModelError(f"quantization {fault}; int8 is for all devices")
     shard = shard_of(model, devices.num_devices)
     attention = _choose_attention(options, model)
     if group is not None:

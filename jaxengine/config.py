@@ -20,7 +20,7 @@ __all__ = [
 NATIVE_LEAST_CHUNK = 4
 
 Dtype = Literal["bfloat16", "float32"]
-Quantization = Literal["int8"]
+Quantization = Literal["int8", "fp8"]
 KVCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2", "int8"]
 BatchingMode = Literal["continuous", "dynamic", "static"]
 SchedulingPolicy = Literal["fair", "priority", "fcfs"]

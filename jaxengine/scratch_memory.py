@@ -32,7 +32,7 @@ def scratch_bytes(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        weights=(config.quantization or "bfloat16") if packed else None,
+        weights=("int8" if config.quantization == "int8" else "bfloat16") if packed else None,
         block_size=config.block_size,
         kv_cache_dtype=resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype),
     )

@@ -20,6 +20,8 @@ import numpy as np
 from jaxtyping import Array, Bool, DTypeLike, Float, Int8
 from numpy.typing import NDArray
 
+from kernels_pallas import fp8
+
 __all__ = [
     "INT8_PROJECT",
     "PROJECT",
@@ -48,7 +50,9 @@ COLUMN, WORDS, PANEL = 16, 16, 32
 
 
 def can_pack(num_outputs: int, num_inputs: int, *, dtype: DTypeLike = jnp.bfloat16) -> bool:
-    """Whether weights of this shape can be packed."""
+    """Whether weights of this shape can be packed; of eight-bit floats none."""
+    if jnp.dtype(dtype) == fp8.DTYPE:
+        return False
     return num_outputs % PANEL == 0 and num_inputs % (WORDS * _per_word(dtype)) == 0
 
 

@@ -1,7 +1,7 @@
 """Compile for a GPU that is not there, in a process that has JAX's CUDA plugin on its path.
 
 `python compile_for_gpu.py kernels KERNEL GPU` compiles each entry of the tuning table, and
-`python compile_for_gpu.py step KERNEL decode|decodes|mixed|int8 [NUM_GPUS]` a whole step of a
+`python compile_for_gpu.py step KERNEL decode|decodes|mixed|eight_bits [NUM_GPUS]` a whole step of a
 model of 8 billion weights, or several decode steps at once, of one GPU or of several.
 One line of JSON for each.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,8 @@ from kernels_pallas.ragged_paged_attention import new_kv_cache
 
 # Where `make gpu-tools` puts the plugin and NVIDIA's assembler.
 TOOLS = Path(sys.prefix) / "gpu-tools"
+
+EIGHT_BITS = "(?:s8|f8e4m3fn)"
 
 CUSTOM_CALL = r'custom_call_target="(?:__gpu\$xla.gpu.triton|mosaic_gpu_v2)"'
 
@@ -142,14 +144,33 @@ def compile_kernels(gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
             yield {"dtype": dtype, "decode": str(decode), "prefill": str(prefill), **options}
 
 
-def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str, Any]]:
+def compile_eight_bits(kernel: str) -> Iterator[dict[str, Any]]:
+    """Compile a step of 64 decodes in one layer with weights of eight bits, of either kind.
+
+    On a device XLA times its own products against cuBLASLt's, and takes the faster ones; here each
+    of them is compiled.
+    """
+    for quantization in get_args(Quantization):
+        for use_library in (False, True):
+            yield from compile_step(
+                kernel, "decode", quantization=quantization, use_library=use_library
+            )
+
+
+def compile_step(
+    kernel: str,
+    kind: str,
+    num_gpus: int = 1,
+    *,
+    quantization: Quantization | None = None,
+    use_library: bool = False,
+) -> Iterator[dict[str, Any]]:
     """Compile a step of 64 decodes in all 32 layers; or in 8 four of them, or one of 512 tokens.
 
-    `int8` is a step of 64 decodes in two layers with weights of eight bits. Of several GPUs a step
-    has two layers; of two, the choice of the tokens is compiled, too.
+    With weights of eight bits a step has one layer. Of several GPUs it has two; of two, the choice
+    of the tokens is compiled, too.
     """
-    quantization: Quantization | None = "int8" if kind == "int8" else None
-    num_layers = 2 if num_gpus > 1 or quantization else 32 if kind == "decode" else 8
+    num_layers = 1 if quantization else 2 if num_gpus > 1 else 32 if kind == "decode" else 8
     model = shard_of(replace(LLAMA_8B, num_layers=num_layers), num_gpus)
     config = EngineConfig(
         dtype="bfloat16",
@@ -198,12 +219,15 @@ def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str
         *devices.describe(same),
         donate=(1,),
         mesh=mesh,
+        use_library=use_library,
     )
     memory = compiled.memory_analysis()
     cache = state.kv_cache.data
     text = compiled.as_text()
     shape = f"bf16[{','.join(map(str, cache.shape))}]"
     yield {
+        "quantization": quantization,
+        "use_library": use_library,
         "num_layers": model.num_layers,
         "attention_kernels": len(re.findall(CUSTOM_CALL, text)),
         "cache_bytes": cache.size * cache.dtype.itemsize,
@@ -214,9 +238,10 @@ def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str
         ),
         "collectives": count_collectives(text),
         # What makes a matrix of eight bits as large as a weight.
-        "made_weights": sorted(set(re.findall(r"= s8\[\d{4,},\d{4,}\]\S* ([\w-]+)\(", text))),
-        # Of two matrices of eight bits, of which the right one has an output for each row.
-        "int8_products": len(re.findall(r"= s32\[[\d,]+\]\S* dot\(", text)),
+        "made_weights": sorted(
+            set(re.findall(rf"= {EIGHT_BITS}\[\d{{4,}},\d{{4,}}\]\S* ([\w-]+)\(", text))
+        ),
+        "products": count_products(text),
     }
     if num_gpus == 2:
         hidden = jax.ShapeDtypeStruct((bucket.num_seqs, model.hidden_size), jnp.float32)
@@ -226,13 +251,35 @@ def compile_step(kernel: str, kind: str, num_gpus: int = 1) -> Iterator[dict[str
         yield {"collectives": count_collectives(compiled.as_text())}
 
 
+def count_products(text: str) -> dict[str, int]:
+    """Count products of two matrices of eight bits in a compiled program.
+
+    The operands are what XLA's kernels take, and what a library is called with.
+    """
+    kernels = re.findall(r"^%\S+ \((.*)\) -> \S+ \{$\n((?:^ .*\n)+)", text, re.MULTILINE)
+    fp8 = [
+        body
+        for parameters, body in kernels
+        if " dot(" in body and "convert" not in body
+        if re.fullmatch(r"\S+: f8e4m3fn\[\S+\], \S+: f8e4m3fn\[\S+\]", parameters)
+    ]
+    library = r'custom_call_target="__cublas\$lt\$matmul'
+    return {
+        "int8": len(re.findall(r"= s32\[[\d,]+\]\S* dot\(", text)),
+        "int8 by cuBLASLt": len(re.findall(rf'= \(s32\[.*{library}"', text)),
+        "fp8": len(fp8),
+        "fp8 by cuBLASLt": len(re.findall(rf'= \(f32\[.*{library}\$f8".*"HIGHEST"', text)),
+    }
+
+
 if __name__ == "__main__":
     what, kernel, *rest = sys.argv[1:]
-    results = (
-        compile_kernels(rest[0], kernel)
-        if what == "kernels"
-        else compile_step(kernel, rest[0], *map(int, rest[1:]))
-    )
+    if what == "kernels":
+        results = compile_kernels(rest[0], kernel)
+    elif rest[0] == "eight_bits":
+        results = compile_eight_bits(kernel)
+    else:
+        results = compile_step(kernel, rest[0], *map(int, rest[1:]))
     for result in results:
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()

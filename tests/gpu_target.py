@@ -156,6 +156,7 @@ def compile_for(
     *shapes: Any,
     donate: tuple[int, ...] = (),
     mesh: Mesh | None = None,
+    use_library: bool = False,
 ) -> jax.stages.Compiled:
     """Compile to machine code of such a GPU; registers that spill are an error.
 
@@ -167,6 +168,7 @@ def compile_for(
         shapes: of its arguments.
         donate: which of these are donated.
         mesh: of several such GPUs, on which the shapes say how they lie.
+        use_library: products are cuBLASLt's, not kernels of XLA's own.
     """
     if mesh is None:
         mesh = Mesh(described_gpus(kind, 1), ("x",))
@@ -182,6 +184,7 @@ def compile_for(
         {
             # There is nothing to measure on: the same choices every time.
             "xla_gpu_autotune_level": 0,
+            "xla_gpu_enable_triton_gemm": not use_library,
             "xla_gpu_fail_ptx_compilation_on_register_spilling": True,
         }
     )

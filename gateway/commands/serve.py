@@ -376,7 +376,8 @@ def _memory_table(built: BuiltEngine) -> Table:
     cache_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype)
     weights: str = config.dtype
     if config.quantization is not None:
-        weights = f"{config.quantization}, the embedding {config.dtype}"
+        others = "embedding and head" if config.quantization == "fp8" else "the embedding"
+        weights = f"{config.quantization}, {others} {config.dtype}"
     parts = (
         MemoryPart("weights", memory.weights, weights),
         MemoryPart(

@@ -118,7 +118,7 @@ STEPS = (
         "--quantization",
         type=click.Choice(get_args(Quantization)),
         help="Of the weights of products instead: faster, and half the memory, for a little "
-        "quality. [default: none]",
+        "quality. fp8 needs an NVIDIA GPU from Ada on. [default: none]",
     ),
     click.option("--max-model-len", type=click.IntRange(2), help="Context; default: the model's."),
     click.option(

@@ -6,6 +6,7 @@ library (`packed_layers`). Others (`decoder_layer`) are unrolled, because a loop
 layer's slice; they are traced once all the same, since every layer calls the same jitted function.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,13 @@ from jaxengine.models.layers import (
 )
 from jaxengine.models.packed_layers import run_packed_layers
 from jaxengine.models.sharding import join_vocabulary, look_up
+from kernels_pallas import fp8
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = ["Decoder"]
+
+DTYPES: Mapping[Quantization, DTypeLike] = {"int8": jnp.int8, "fp8": fp8.DTYPE}
 
 
 class Decoder(nnx.Module):
@@ -44,7 +48,7 @@ class Decoder(nnx.Module):
         packed: whether they are for kernels_pallas.projection, where their sizes allow it. Tied
             embeddings then lie in memory twice: to be looked up, and to be multiplied with.
         quantization: of all matrices but the embedding, which is looked up as it is; a tied one
-            then lies in memory twice as well.
+            then lies in memory twice as well. "fp8" leaves the output projection as it is, too.
 
     Attributes:
         stack: the parameters of all layers in the arrays of one, if these are packed. Packed
@@ -62,21 +66,23 @@ class Decoder(nnx.Module):
     ) -> None:
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((config.vocab_rows, config.hidden_size), dtype))
-        if quantization is not None:
-            dtype = jnp.dtype(quantization)
-        layer = DecoderLayer(config, dtype=dtype, packed=packed)
+        in_layers: DTypeLike = dtype if quantization is None else DTYPES[quantization]
+        # Eight-bit floats there would lose more than in all layers together.
+        in_head: DTypeLike = dtype if quantization == "fp8" else in_layers
+        layer = DecoderLayer(config, dtype=in_layers, packed=packed)
         matrices = [w for w in jax.tree.leaves(nnx.state(layer)) if w.ndim > 1]
         is_stacked = all(is_packed(w.shape) for w in matrices)
         self.stack = _stacked(layer, config.num_layers) if is_stacked else None
         self.layers = nnx.List(
             [
-                DecoderLayer(config, dtype=dtype, packed=False)
+                DecoderLayer(config, dtype=in_layers, packed=False)
                 for _ in range(0 if is_stacked else config.num_layers)
             ]
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        head = Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, packed=packed)
-        differs = quantization is not None or is_packed(head.weight.shape)
+        size = config.hidden_size
+        head = Linear(size, config.vocab_rows, bias=False, dtype=in_head, packed=packed)
+        differs = in_head != dtype or is_packed(head.weight.shape)
         self.lm_head = head if differs or not config.tie_embeddings else None
 
     def __call__(

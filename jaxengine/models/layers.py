@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
-from kernels_pallas import int8, projection
+from kernels_pallas import fp8, int8, projection
 
 __all__ = [
     "Linear",
@@ -48,7 +48,7 @@ class Linear(nnx.Module):
         self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike, packed: bool
     ) -> None:
         self.weight = nnx.Param(new_weight(out_size, in_size, dtype=dtype, packed=packed))
-        has_scales = jnp.dtype(dtype) == jnp.int8
+        has_scales = jnp.dtype(dtype) in (jnp.int8, fp8.DTYPE)
         self.weight_scale = nnx.Param(jnp.ones((out_size,), jnp.float32)) if has_scales else None
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
 
@@ -84,7 +84,8 @@ class Linear(nnx.Module):
         x_TI = x_TI if norm is None else norm(x_TI)
         if self.weight_scale is None:
             return project(x_TI, self.weight[...])
-        return int8.project(x_TI, self.weight[...], self.weight_scale[...])
+        multiply = fp8.project if self.weight[...].dtype == fp8.DTYPE else int8.project
+        return multiply(x_TI, self.weight[...], self.weight_scale[...])
 
 
 def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -> Array:

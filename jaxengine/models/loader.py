@@ -18,7 +18,7 @@ from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
 from jaxengine.models.layers import is_packed
-from kernels_pallas.int8 import quantize
+from kernels_pallas import fp8, int8
 from kernels_pallas.projection import pack, unpacked_shape
 
 __all__ = ["TensorSource", "load_decoder"]
@@ -111,6 +111,7 @@ def load_decoder(
             place = array[index] if path[0] == "stack" or is_packed(array.shape) else array
             value = _read(place, parts, source)
             if scales is not None:
+                quantize = fp8.quantize if array.dtype == fp8.DTYPE else int8.quantize
                 value, scale = quantize(value)
                 (scales[index] if path[0] == "stack" else scales)[...] = scale
             if place.ndim > 2:
@@ -188,7 +189,7 @@ def _tensors(config: ModelConfig) -> dict[Path, _Parts]:
         ("embedding",): (_Part("model.embed_tokens.weight", vocab),),
         ("norm", "scale"): (_Part("model.norm.weight", model, norm_offset),),
     }
-    # The decoder has one of its own for tied embeddings only if it is packed or quantized.
+    # The decoder has one of its own for tied embeddings only if it is packed or of eight bits.
     head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
     parts["lm_head", "weight"] = (_Part(head, vocab),)
     for index in range(config.num_layers):

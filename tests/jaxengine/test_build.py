@@ -295,6 +295,27 @@ def test_weights_of_eight_bits_are_packed_where_there_is_code_for_them(library, 
     assert built.memory.weights == expected + 3 * size * 4
 
 
+def test_eight_bit_floats_are_refused_where_nothing_multiplies_them():
+    said = "quantization fp8 needs an NVIDIA GPU .* and this is cpu; int8 is for all devices"
+    with pytest.raises(ModelError, match=said):
+        build_engine(RandomCheckpoint(), replace(SMALL, quantization="fp8"), memory_bytes=1 << 30)
+
+
+def test_eight_bit_floats_are_loaded_where_something_does(monkeypatch):
+    asked = []
+
+    def load(model, checkpoint, **options):
+        asked.append(options["quantization"])
+        raise ModelError("as far as this test goes")
+
+    monkeypatch.setattr(build, "load_decoder", load)
+    monkeypatch.setattr(build.fp8, "find_fault", lambda device: None)
+    options = replace(SMALL, quantization="fp8", attention_kernel="reference")
+    with pytest.raises(ModelError, match="as far as this"):
+        build_engine(RandomCheckpoint(), options, memory_bytes=1 << 30)
+    assert asked == ["fp8"]
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """What is planned with a library whose threads keep four megabytes; then loading fails."""

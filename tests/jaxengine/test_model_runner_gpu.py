@@ -106,13 +106,22 @@ def test_a_step_is_one_graph_that_writes_the_cache_in_place(kernel, kind, tmp_pa
 @pytest.mark.gpu_tools
 @pytest.mark.timeout(600)
 def test_weights_of_eight_bits_are_multiplied_as_they_are(tmp_path):
-    (step,) = run_with_tools(tmp_path, "step", "triton", "int8")
-    # Nothing turns them into something else; the four products of a layer are of integers.
-    assert step["made_weights"] == ["parameter"]
-    assert step["int8_products"] >= 4
-    assert step["temporary_bytes"] < 64 << 20
-    assert step["cache_copies"] == 0
-    assert roots_of(thunk_sequence(tmp_path)) == ["kCommandBuffer"]
+    steps = run_with_tools(tmp_path, "step", "triton", "eight_bits")
+    kinds = [(step["quantization"], step["use_library"]) for step in steps]
+    assert kinds == [("int8", False), ("int8", True), ("fp8", False), ("fp8", True)]
+    for step, (kind, use_library) in zip(steps, kinds, strict=True):
+        products = step["products"]
+        assert products.pop(f"{kind} by cuBLASLt" if use_library else kind) == 4
+        # Nothing else is one, nothing makes other weights of them, and nothing is copied.
+        assert not any(products.values())
+        assert step["made_weights"] == ["parameter"]
+        assert step["temporary_bytes"] < 64 << 20
+        assert step["aliased_bytes"] >= step["cache_bytes"] == 1 << 29
+        assert step["cache_copies"] == 0
+    dumps = list(tmp_path.glob("*.thunk_sequence_after_thunk_passes.txt"))
+    assert len(dumps) == 4
+    for path in dumps:
+        assert roots_of(path.read_text()) == ["kCommandBuffer"]
 
 
 @needs_tools

@@ -63,6 +63,7 @@ def test_the_defaults_are_those_of_the_configurations():
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype", "fp8_e4m3"),
         (["--kv-cache-dtype", "int8"], "kv_cache_dtype", "int8"),
         (["--quantization", "int8"], "quantization", "int8"),
+        (["--quantization", "fp8"], "quantization", "fp8"),
         (["--batching", "static"], "batching", "static"),
         (["--scheduling-policy", "fcfs"], "scheduling_policy", "fcfs"),
         (["--target-itl-ms", "20"], "target_itl_ms", 20.0),

@@ -64,6 +64,7 @@ def test_the_same_weights_as_gguf_give_the_same_answers(architecture):
         ("bfloat16", "fp8_e5m2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
         ("bfloat16", "int8", {"quantization": "int8", **THREES}),
         ("float32", "float32", {"quantization": "int8", "model_type": "qwen2"}),
+        ("bfloat16", "bfloat16", {"quantization": "fp8", **THREES}),
     ],
     ids=str,
 )
@@ -74,14 +75,19 @@ def test_logits_and_cache_have_the_same_bits_in_every_cut_and_bucket(
 
 
 # With biases and with norms of heads; Llama has neither.
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_weights_of_eight_bits_stay_close_to_hugging_face(family):
+@pytest.mark.parametrize(
+    ("family", "quantization", "most"),
+    [("qwen2", "int8", 0.1), ("qwen3", "int8", 0.1), ("qwen3", "fp8", 0.4)],
+)
+def test_weights_of_eight_bits_stay_close_to_hugging_face(family, quantization, most):
     golden = np.load(TINY_DIR / family / "golden.npz")
-    decoder = decoder_of(open_checkpoint(tiny_model_files(family)), "float32", quantization="int8")
+    files = open_checkpoint(tiny_model_files(family))
+    decoder = decoder_of(files, "float32", quantization=quantization)
     prompt, expected = golden["prompt_0"], golden["logits_0"]
     logits = Computed(*decoder, "float32", max_len=96).step(prompt, 0, num_tokens=96, num_seqs=8)
     # Of 64 random numbers the largest is about 2.5 times the root of the mean square: half a step
     # of 127 adds an error of 0.6 % to each factor, so 0.8 % to a product; a dozen of them follow
-    # each other: 3 % if all counted the same.
+    # each other: 3 % if all counted the same. Eight-bit floats are off by 2.6 % of themselves, so a
+    # product by 3.7 %, and a dozen of them by 13 %.
     error = np.sqrt(((logits - expected) ** 2).mean() / (expected**2).mean())
-    assert 0.001 < error < 0.1
+    assert 0.001 < error < most

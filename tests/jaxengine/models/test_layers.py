@@ -50,6 +50,16 @@ def test_a_linear_layer_of_eight_bits_multiplies_its_scales_and_adds_its_bias():
     np.testing.assert_allclose(y, [[10 - 32.5, 20 + 1784]], rtol=1e-6)
 
 
+def test_a_linear_layer_of_eight_bit_floats_does_likewise():
+    linear = Linear(3, 2, bias=True, dtype=jnp.float8_e4m3fn, packed=False)
+    linear.weight[...] = jnp.array([[1, 2, 3], [4, 5, -6]], jnp.float8_e4m3fn)
+    linear.weight_scale[...] = jnp.array([0.5, 2.0])
+    linear.bias[...] = jnp.array([10.0, 20])
+    # 448 * 1 - 240 * 3, 448 * 4 + 240 * 6: 236 is between 224 and 240; then the scales.
+    y = linear(jnp.array([[448.0, 0, -236]]))
+    np.testing.assert_allclose(y, [[10 - 136, 20 + 6464]], rtol=1e-6)
+
+
 def test_a_linear_layer_without_bias_has_none():
     assert Linear(2, 3, bias=False, dtype=jnp.float32, packed=False).bias is None
 

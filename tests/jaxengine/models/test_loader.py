@@ -1,3 +1,6 @@
+import math
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ from engine_builder import RandomCheckpoint
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
+from kernels_pallas import fp8
 from kernels_pallas.int8 import quantize
 from kernels_pallas.projection import pack
 
@@ -123,6 +127,37 @@ def test_quantized_matrices_are_those_of_the_checkpoint_and_the_embedding_stays(
         np.testing.assert_array_equal(found if found.ndim == 1 else found[layer], scales)
     assert (decoder.stack is None) == (not packed)
     np.testing.assert_array_equal(decoder.embedding[...], embedding.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_eight_bit_floats_are_never_packed_and_leave_the_head_as_it_is(tied):
+    checkpoint = RandomCheckpoint(
+        vocab_size=300, intermediate_size=128, tie_word_embeddings=tied, model_type="qwen2"
+    )
+    decoder = load(checkpoint, dtype="bfloat16", packed=True, quantization="fp8")
+    for index, layer in enumerate(decoder.layers):
+        values, scales = fp8.quantize(checkpoint.get(f"model.layers.{index}.mlp.down_proj.weight"))
+        linear = layer.mlp.down_proj
+        assert linear.weight[...].dtype == jnp.float8_e4m3fn
+        np.testing.assert_array_equal(
+            linear.weight[...].astype("float32"), values.astype("float32")
+        )
+        np.testing.assert_array_equal(linear.weight_scale[...], scales)
+    assert decoder.embedding[...].dtype == jnp.bfloat16
+    if tied:
+        assert decoder.lm_head is None
+    else:
+        head = checkpoint.get("lm_head.weight").astype(jnp.bfloat16)
+        np.testing.assert_array_equal(decoder.lm_head.weight[...], head)
+        assert decoder.lm_head.weight_scale is None
+    # A byte for each number of a matrix and four for its row, and for norms and biases; two for
+    # each of embedding and head.
+    expected = 0
+    for name, shape in checkpoint.shapes.items():
+        each = 4 if len(shape) == 1 else 1 + 4 / shape[1]
+        is_table = name in ("model.embed_tokens.weight", "lm_head.weight")
+        expected += math.prod(shape) * (2 if is_table else each)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(decoder)) == expected
 
 
 def test_matrices_take_the_type_of_the_engine_and_norms_and_biases_stay_f32():
