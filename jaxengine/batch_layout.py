@@ -102,6 +102,13 @@ class ChoiceBatch(NamedTuple):
     rules: RulesBatch
     any_logprobs: Array
 
+    @property
+    def takes_largest(self) -> Array:
+        """Whether every sequence gets its largest logit as it is, and nothing else is asked for."""
+        sampling, rules = self.sampling, self.rules
+        changes = rules.any_biased | rules.any_penalized | rules.any_masked
+        return ~(sampling.any_random | sampling.any_suppressed | changes | self.any_logprobs)
+
 
 class ScheduledBatch(NamedTuple):
     """One step as the layers see it. A pytree of device arrays.

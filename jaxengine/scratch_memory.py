@@ -29,6 +29,7 @@ def scratch_bytes(
     sizes = LayerSizes(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
+        vocab_size=model.vocab_rows,
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
@@ -36,6 +37,11 @@ def scratch_bytes(
         block_size=config.block_size,
         kv_cache_dtype=resolve_kv_cache_dtype(config.kv_cache_dtype, config.dtype),
     )
-    largest = max(bucket.num_tokens for bucket in buckets_for(config))
+    buckets = buckets_for(config)
+    call = call_bytes(
+        sizes,
+        num_tokens=max(bucket.num_tokens for bucket in buckets),
+        num_rows=max(bucket.num_seqs for bucket in buckets),
+    )
     own = len([d for d in devices.devices if d.process_index == jax.process_index()])
-    return call_bytes(sizes, largest) + num_device_threads() * worker_bytes(sizes) // own
+    return call + num_device_threads() * worker_bytes(sizes) // own

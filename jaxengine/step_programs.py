@@ -134,15 +134,25 @@ def make_choose(
         def compute_logits() -> Array:
             return decoder.logits(forwarded.hidden, wanted_S=wanted_S)
 
-        sampled_S, logprobs_SF = next_tokens(
-            compute_logits(),
-            batch,
-            rules,
-            forwarded.pending,
-            compute_logits=compute_logits,
-            wanted_S=wanted_S,
-            native=native,
-        )
+        def from_logits() -> tuple[Array, Array]:
+            return next_tokens(
+                compute_logits(),
+                batch,
+                rules,
+                forwarded.pending,
+                compute_logits=compute_logits,
+                wanted_S=wanted_S,
+                native=native,
+            )
+
+        def largest() -> tuple[Array, Array]:
+            nothing = jnp.zeros((len(wanted_S), NUM_FIELDS), jnp.int32)
+            return decoder.pick_tokens(forwarded.hidden, wanted_S=wanted_S), nothing
+
+        if decoder.can_pick_tokens:
+            sampled_S, logprobs_SF = lax.cond(batch.takes_largest, largest, from_logits)
+        else:
+            sampled_S, logprobs_SF = from_logits()
         last_token = last_token.at[batch.rows].set(sampled_S, mode="drop")
         return last_token, sampled_S, logprobs_SF
 

@@ -26,7 +26,12 @@ from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
 from kernels_pallas.native_layer import ATTENTION_HALF, MLP_HALF
 from kernels_pallas.native_sampling import SAMPLE
-from kernels_pallas.projection import INT8_PROJECT, PROJECT
+from kernels_pallas.projection import (
+    INT8_PICK_LARGEST,
+    INT8_PROJECT,
+    PICK_LARGEST,
+    PROJECT,
+)
 from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = ["HEAD_MULTIPLE", "load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
@@ -39,6 +44,8 @@ FUNCTIONS = (
     RAGGED_PAGED_ATTENTION,
     PROJECT,
     INT8_PROJECT,
+    PICK_LARGEST,
+    INT8_PICK_LARGEST,
     ATTENTION_HALF,
     MLP_HALF,
     SAMPLE,

@@ -3,9 +3,10 @@
 A call of `native_layer` keeps what its phases hand to each other, for the next call; there are as
 many of these as calls have run at once. Every thread that takes part in attention keeps a tile of
 it for as long as it lives. Both are kept for the largest step that there was, so that no call waits
-for fresh pages. The sizes are those of `layer.cc` and `attention_worker.h` in `native_source`.
+for fresh pages. The sizes are those of `layer.cc`, `calls.cc` and `attention_worker.h` in
+`native_source`.
 
-Letters: T tokens, D model, F hidden, N query heads, K kv heads, H head dim, I inputs.
+Letters: T tokens, R rows, D model, F hidden, N query heads, K kv heads, H head dim, I inputs.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Literal
 
 from kernels_pallas.kv_cache import KVCacheDtype, product_dtype
 from kernels_pallas.native import HEAD_MULTIPLE
+from kernels_pallas.projection import PANEL
 
 __all__ = ["LayerSizes", "call_bytes", "worker_bytes"]
 
@@ -35,6 +37,7 @@ class LayerSizes:
 
     hidden_size: int
     intermediate_size: int
+    vocab_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -43,12 +46,19 @@ class LayerSizes:
     kv_cache_dtype: KVCacheDtype
 
 
-def call_bytes(sizes: LayerSizes, num_tokens: int) -> int:
-    """Return what is kept of a call at most, once it has run steps of so many tokens."""
+def call_bytes(sizes: LayerSizes, *, num_tokens: int, num_rows: int) -> int:
+    """Return what is kept of a call at most, once it has run such steps.
+
+    Args:
+        sizes: of the model.
+        num_tokens: of a step, at most.
+        num_rows: of a step, at most: those of which the vocabulary is looked at.
+    """
     if sizes.weights is None:
         return 0
-    # The output projection has no more rows than there are tokens: it takes less than these.
-    most = max(_attention_half(sizes, num_tokens), _mlp_half(sizes, num_tokens))
+    most = max(
+        _attention_half(sizes, num_tokens), _mlp_half(sizes, num_tokens), _head(sizes, num_rows)
+    )
     return _rounded_up(most, PAGE)
 
 
@@ -87,6 +97,12 @@ def _mlp_half(sizes: LayerSizes, num_tokens: int) -> int:
     return _rows(sizes, num_tokens, sizes.hidden_size) + _given_rows(
         sizes, num_tokens, sizes.intermediate_size
     )
+
+
+def _head(sizes: LayerSizes, num_rows: int) -> int:
+    """Rows behind the last norm, and each panel's largest logit with its place: [V / 32, R]."""
+    largest = (4 + 4) * (sizes.vocab_size // PANEL) * num_rows
+    return _rows(sizes, num_rows, sizes.hidden_size) + _rounded_up(largest, CACHE_LINE)
 
 
 def _rows(sizes: LayerSizes, num_tokens: int, num_inputs: int) -> int:

@@ -17,18 +17,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, DTypeLike, Float, Int8
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, Int8
 from numpy.typing import NDArray
 
 from kernels_pallas import fp8
 
 __all__ = [
+    "INT8_PICK_LARGEST",
     "INT8_PROJECT",
+    "PANEL",
+    "PICK_LARGEST",
     "PROJECT",
     "RowNorm",
     "can_pack",
     "pack",
     "packed_shape",
+    "pick_largest",
     "project",
     "project_int8",
     "unpacked_shape",
@@ -36,6 +40,8 @@ __all__ = [
 
 PROJECT = "headrace_project"
 INT8_PROJECT = "headrace_int8_project"
+PICK_LARGEST = "headrace_pick_largest"
+INT8_PICK_LARGEST = "headrace_int8_pick_largest"
 
 
 class RowNorm(NamedTuple):
@@ -103,7 +109,8 @@ def project(
         norm: what x goes through first.
         wanted_T: rows that are computed, if not all are; what the others hold is not defined.
     """
-    projected: Array = _call(PROJECT, x_TI, (w,), norm, wanted_T)
+    result = jax.ShapeDtypeStruct((len(x_TI), unpacked_shape(w.shape)[0]), jnp.float32)
+    projected: Array = _call(PROJECT, result, x_TI, (w,), norm, wanted_T)
     return projected
 
 
@@ -119,25 +126,45 @@ def project_int8(
 
     `native.load` must have been called. The other arguments are those of `project`.
     """
-    projected: Array = _call(INT8_PROJECT, x_TI, (w, scale_O), norm, wanted_T)
+    result = jax.ShapeDtypeStruct((len(x_TI), unpacked_shape(w.shape)[0]), jnp.float32)
+    projected: Array = _call(INT8_PROJECT, result, x_TI, (w, scale_O), norm, wanted_T)
     return projected
+
+
+def pick_largest(
+    x_TI: Float[Array, "T I"],
+    w: Array,
+    scale_O: Float[Array, "O"] | None,
+    *,
+    norm: RowNorm | None = None,
+    wanted_T: Bool[Array, "T"] | None = None,
+) -> Int[Array, "T"]:
+    """Return for each row the first output that is largest in what `project` gives.
+
+    Or `project_int8`, if the weights have scales. The products themselves never reach memory. A row
+    that is not wanted, or has no number, gets 0.
+    """
+    result = jax.ShapeDtypeStruct((len(x_TI),), jnp.int32)
+    name, weights = (PICK_LARGEST, (w,)) if scale_O is None else (INT8_PICK_LARGEST, (w, scale_O))
+    picked: Array = _call(name, result, x_TI, weights, norm, wanted_T)
+    return picked
 
 
 def _call(
     name: str,
+    result: jax.ShapeDtypeStruct,
     x_TI: Array,
     weights: tuple[Array, ...],
     norm: RowNorm | None,
     wanted_T: Array | None,
 ) -> Any:
-    num_outputs, num_inputs = unpacked_shape(weights[0].shape)
+    num_inputs = unpacked_shape(weights[0].shape)[1]
     if weights[0].shape[0] != 1:
         raise ValueError(f"weights of {weights[0].shape[0]} layers are no single product's")
     if x_TI.shape[1] != num_inputs:
         raise ValueError(f"{x_TI.shape[1]} inputs do not fit weights for {num_inputs}")
     if norm is not None and norm.scale.shape != (num_inputs,):
         raise ValueError(f"a norm of {norm.scale.shape[0]} does not fit {num_inputs} inputs")
-    result = jax.ShapeDtypeStruct((x_TI.shape[0], num_outputs), jnp.float32)
     return jax.ffi.ffi_call(name, result)(
         x_TI.astype(jnp.float32),
         jnp.zeros(0, jnp.float32) if norm is None else norm.scale,

@@ -22,7 +22,13 @@ from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.layer_self_test import find_layer_fault, plain_attention
 from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
-from kernels_pallas.projection import pack, packed_shape, project, project_int8
+from kernels_pallas.projection import (
+    pack,
+    packed_shape,
+    pick_largest,
+    project,
+    project_int8,
+)
 from kernels_pallas.ragged_paged_attention import (
     new_kv_cache,
     ragged_paged_attention,
@@ -172,7 +178,10 @@ def find_projection_fault() -> str | None:
     out = np.asarray(jax.jit(project)(x, packed))
     error = float(np.abs(out - x.astype(np.float32) @ w.astype(np.float32).T).max())
     # Not at most, so that what is not a number is a fault as well.
-    return None if error <= PROJECTION_TOLERANCE else f"projection: wrong by {error:.2g}"
+    if not error <= PROJECTION_TOLERANCE:
+        return f"projection: wrong by {error:.2g}"
+    picked = np.asarray(jax.jit(pick_largest)(x, packed, None))
+    return None if (picked == out.argmax(axis=1)).all() else "projection: picks another output"
 
 
 def find_int8_fault() -> str | None:
@@ -187,7 +196,10 @@ def find_int8_fault() -> str | None:
     steps = np.abs(rotated).max(axis=1, keepdims=True) / 127
     expected = np.rint(rotated / steps) @ numbers.astype(np.float64).T * steps * scales
     error = float(np.abs(out - expected).max())
-    return None if error <= PROJECTION_TOLERANCE else f"int8 projection: wrong by {error:.2g}"
+    if not error <= PROJECTION_TOLERANCE:
+        return f"int8 projection: wrong by {error:.2g}"
+    picked = np.asarray(jax.jit(pick_largest)(x.astype(np.float32), packed, scales))
+    return None if (picked == out.argmax(axis=1)).all() else "int8 projection: picks another output"
 
 
 def main(library: str) -> None:

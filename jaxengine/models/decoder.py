@@ -146,6 +146,24 @@ class Decoder(nnx.Module):
             logits_SV = cap * jnp.tanh(logits_SV / cap)
         return join_vocabulary(logits_SV, self.config)
 
+    @property
+    def can_pick_tokens(self) -> bool:
+        """Whether `pick_tokens` can be called."""
+        config = self.config
+        # A soft cap may round different logits to the same.
+        is_whole = config.vocab_rows == config.vocab_size and config.logit_soft_cap is None
+        return is_whole and self.lm_head is not None and is_packed(self.lm_head.weight.shape)
+
+    def pick_tokens(
+        self, x_SD: Float[Array, "S D"], *, wanted_S: Bool[Array, "S"]
+    ) -> Int[Array, "S"]:
+        """Return for each row that is wanted the first of its largest `logits`, 0 for others.
+
+        The logits never reach memory.
+        """
+        assert self.lm_head is not None  # can_pick_tokens
+        return self.lm_head.pick_largest(x_SD, norm=self.norm, wanted_T=wanted_S)
+
 
 @partial(jax.jit, static_argnames=("graph", "window", "decode_only"))
 def _run_layer(

@@ -72,6 +72,15 @@ class Linear(nnx.Module):
             y_TO = self._plain(x_TI, norm)
         return y_TO if self.bias is None else y_TO + self.bias[...]
 
+    def pick_largest(
+        self, x_TI: Float[Array, "T I"], *, norm: RMSNorm, wanted_T: Bool[Array, "T"]
+    ) -> Int[Array, "T"]:
+        """Return the first of each row's largest outputs; for a packed weight without a bias."""
+        w, scale = self.weight[...], self.weight_scale
+        rows = projection.RowNorm(norm.scale[...], norm.eps)
+        scale_O = None if scale is None else scale[...]
+        return projection.pick_largest(x_TI, w, scale_O, norm=rows, wanted_T=wanted_T)
+
     def _packed(self, x_TI: Array, norm: RMSNorm | None, wanted_T: Array | None) -> Array:
         w = self.weight[...]
         rows = None if norm is None else projection.RowNorm(norm.scale[...], norm.eps)

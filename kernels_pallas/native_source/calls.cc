@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -80,27 +81,73 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries, ffi
   return ffi::Error::Success();
 }
 
-// Of the rows that are wanted; what the result has in other rows is nobody's business.
-template <class Product>
-ffi::Error run_product(ffi::ThreadPool& pool, LeftRows left, const IntBuffer& wanted,
-                       const typename Product::Weights& w, float* out) {
+// Which rows are wanted.
+std::vector<int32_t> places_of(const IntBuffer& wanted) {
   std::vector<int32_t> places;
-  for (int64_t row = 0; row < left.tokens; ++row)
+  for (int64_t row = 0; row < wanted.dimensions()[0]; ++row)
     if (wanted.typed_data()[row] != 0) places.push_back(row);
+  return places;
+}
+
+// Rounds the rows at `places`, and calls add(phases, rows, memory) with what multiplies them and so
+// much memory beside them.
+template <class Product, class Add>
+ffi::Error run_product(ffi::ThreadPool& pool, LeftRows left, const std::vector<int32_t>& places,
+                       const typename Product::Weights& w, size_t bytes, const Add& add) {
   left.tokens = places.size();
   left.places = places.data();
   if (left.tokens == 0) return ffi::Error::Success();
   if (!Product::can_run())
     return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
-  const CallMemory memory(Product::Rows::bytes(left.tokens, left.inputs));
+  Parts parts;
+  const size_t rows_at = parts.add<char>(Product::Rows::bytes(left.tokens, left.inputs));
+  const size_t beside_at = parts.add<char>(bytes);
+  const CallMemory memory(parts.bytes());
   if (memory.data() == nullptr)
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for products");
-  const auto rows = Product::Rows::at(memory.data(), left.tokens, left.inputs);
+  const auto rows = Product::Rows::at(memory.data() + rows_at, left.tokens, left.inputs);
   Phases phases;
   add_rounding(phases, left, rows);
-  add_product<Product>(phases, rows, w, left.tokens, StoreSums{out, w.outputs, left.places});
+  add(phases, rows, memory.data() + beside_at);
   phases.run(pool, left.tokens * w.inputs * w.outputs / PRODUCT_PER_THREAD + 1);
   return ffi::Error::Success();
+}
+
+// What the result has in rows that are not wanted is nobody's business.
+template <class Product>
+ffi::Error store_product(ffi::ThreadPool& pool, const LeftRows& left, const IntBuffer& wanted,
+                         const typename Product::Weights& w, float* out) {
+  const std::vector<int32_t> places = places_of(wanted);
+  return run_product<Product>(pool, left, places, w, 0,
+                              [&](Phases& phases, const typename Product::Rows& rows, char*) {
+                                add_product<Product>(phases, rows, w, places.size(),
+                                                     StoreSums{out, w.outputs, places.data()});
+                              });
+}
+
+// Rows that are not wanted get 0, as do those without a number.
+template <class Product>
+ffi::Error pick_largest(ffi::ThreadPool& pool, const LeftRows& left, const IntBuffer& wanted,
+                        const typename Product::Weights& w, int32_t* out) {
+  const std::vector<int32_t> places = places_of(wanted);
+  const int64_t tokens = places.size(), panels = w.outputs / WIDTH;
+  std::fill_n(out, left.tokens, 0);
+  return run_product<Product>(
+      pool, left, places, w, panels * tokens * sizeof(Largest),
+      [&](Phases& phases, const typename Product::Rows& rows, char* memory) {
+        Largest* largest = (Largest*)memory;
+        add_product<Product>(phases, rows, w, tokens, KeepLargest{largest, tokens});
+        phases.add(tokens, [=, &places] {
+          return [=, &places](int64_t token) {
+            Largest first{-std::numeric_limits<float>::infinity(), 0};
+            for (int64_t panel = 0; panel < panels; ++panel) {
+              const Largest& other = largest[panel * tokens + token];
+              if (other.value > first.value) first = other;
+            }
+            out[places[token]] = first.output;
+          };
+        });
+      });
 }
 
 LeftRows left_rows(const FloatBuffer& x, const FloatBuffer& norm, float eps) {
@@ -109,21 +156,41 @@ LeftRows left_rows(const FloatBuffer& x, const FloatBuffer& norm, float eps) {
   return {x.typed_data(), {scale, eps}, shape[0], shape[1]};
 }
 
+Bf16Product::Weights weights_of(const ffi::Buffer<ffi::BF16>& w) {
+  const auto shape = w.dimensions();
+  return {(const uint16_t*)w.untyped_data(), nullptr, shape[1] * COLUMN,
+          shape[2] * Bf16Product::DEPTH};
+}
+
+Int8Product::Weights weights_of(const ffi::Buffer<ffi::S8>& w, const FloatBuffer& scales) {
+  const auto shape = w.dimensions();
+  return {w.typed_data(), scales.typed_data(), shape[1] * COLUMN, shape[2] * Int8Product::DEPTH};
+}
+
 ffi::Error project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
                    ffi::Buffer<ffi::BF16> w, ffi::ResultBuffer<ffi::F32> out, float eps) {
-  const LeftRows left = left_rows(x, norm, eps);
-  const Bf16Product::Weights weights{(const uint16_t*)w.untyped_data(), nullptr,
-                                     out->dimensions()[1], left.inputs};
-  return run_product<Bf16Product>(pool, left, wanted, weights, out->typed_data());
+  return store_product<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w),
+                                    out->typed_data());
 }
 
 ffi::Error int8_project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
                         ffi::Buffer<ffi::S8> w, FloatBuffer scales, ffi::ResultBuffer<ffi::F32> out,
                         float eps) {
-  const LeftRows left = left_rows(x, norm, eps);
-  const Int8Product::Weights weights{w.typed_data(), scales.typed_data(), out->dimensions()[1],
-                                     left.inputs};
-  return run_product<Int8Product>(pool, left, wanted, weights, out->typed_data());
+  return store_product<Int8Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, scales),
+                                    out->typed_data());
+}
+
+ffi::Error pick_bf16(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
+                     ffi::Buffer<ffi::BF16> w, ffi::ResultBuffer<ffi::S32> out, float eps) {
+  return pick_largest<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w),
+                                   out->typed_data());
+}
+
+ffi::Error pick_int8(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
+                     ffi::Buffer<ffi::S8> w, FloatBuffer scales, ffi::ResultBuffer<ffi::S32> out,
+                     float eps) {
+  return pick_largest<Int8Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, scales),
+                                   out->typed_data());
 }
 
 ffi::Error sample(ffi::ThreadPool pool, FloatBuffer logits, FloatBuffer temperature,
@@ -195,6 +262,27 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_int8_project, headrace::int8_project,
                                   .Arg<xla::ffi::Buffer<xla::ffi::S8>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Attr<float>("eps"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_pick_largest, headrace::pick_bf16,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Attr<float>("eps"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_int8_pick_largest, headrace::pick_int8,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S8>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Attr<float>("eps"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_sample, headrace::sample,

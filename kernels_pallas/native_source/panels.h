@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "vectors.h"
@@ -50,6 +51,31 @@ struct AddSums {
     for (; rows > 0; --rows, to += outputs, sums += WIDTH)
       for (int i = 0; i < WIDTH; i += LANES)
         store(to + i, load<Floats>(to + i) + load<Floats>(sums + i));
+  }
+};
+
+// The largest of some sums, and the first output that has it.
+struct Largest {
+  float value;
+  int32_t output;
+};
+
+// Of each panel's sums: largest[panel][token].
+struct KeepLargest {
+  static constexpr bool COMPUTES = true;
+  Largest* largest;
+  int64_t tokens;
+
+  static int64_t column(int64_t panel, int which) { return panel * PANEL + which; }
+
+  void operator()(int64_t token, int64_t rows, int64_t panel, const float* sums) const {
+    Largest* to = largest + panel * tokens + token;
+    for (; rows > 0; --rows, ++to, sums += WIDTH) {
+      Floats highest = all(-std::numeric_limits<float>::infinity());
+      for (int i = 0; i < WIDTH; i += LANES) highest = larger(load<Floats>(sums + i), highest);
+      const float value = largest_lane(highest);
+      *to = {value, (int32_t)(panel * WIDTH + first_equal(sums, WIDTH, value))};
+    }
   }
 };
 

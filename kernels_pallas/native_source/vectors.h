@@ -77,6 +77,20 @@ HEADRACE_INLINE float largest_lane(Floats x) {
 #endif
 }
 
+// Where `value` is first, of so many vectors' numbers; 0 if it is not there.
+HEADRACE_INLINE int first_equal(const float* x, int count, float value) {
+  for (int i = 0; i < count; i += LANES) {
+#if defined(__AVX512F__)
+    const unsigned equal = _mm512_cmpeq_ps_mask(_mm512_loadu_ps(x + i), _mm512_set1_ps(value));
+    if (equal != 0) return i + __builtin_ctz(equal);
+#else
+    for (int lane = 0; lane < LANES; ++lane)
+      if (x[i + lane] == value) return i + lane;
+#endif
+  }
+  return 0;
+}
+
 HEADRACE_INLINE float sum_of_lanes(Floats x) {
   float lanes[LANES];
   store(lanes, x);

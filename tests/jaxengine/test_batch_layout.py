@@ -1,6 +1,7 @@
 """What the host writes into a step's buffer is what the device finds in it."""
 
 import numpy as np
+import pytest
 
 from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket
@@ -42,6 +43,26 @@ def test_the_end_of_the_buffer_says_how_tokens_are_chosen():
     assert batch.rules.presence_penalty.tolist() == [0, 0, -1.5, 0]
     assert bool(batch.rules.any_masked)
     assert not bool(batch.any_logprobs)
+
+
+@pytest.mark.parametrize("flag", ["", "any_filtered"])
+def test_sequences_that_ask_for_nothing_take_their_largest_logit(flag):
+    assert takes_largest(flag)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["any_random", "any_suppressed", "any_biased", "any_penalized", "any_masked", "any_logprobs"],
+)
+def test_one_that_asks_for_more_needs_all_logits(flag):
+    assert not takes_largest(flag)
+
+
+def takes_largest(flag):
+    packed = np.zeros(LAYOUT.size, np.int32)
+    if flag:
+        LAYOUT.views(packed)[flag][...] = 1
+    return bool(LAYOUT.choice.unpack(packed[-LAYOUT.choice.size :]).takes_largest)
 
 
 def test_buckets_with_as_many_sequences_end_alike():

@@ -10,7 +10,7 @@ from attention_kernels import ready_kernel
 from kernels_pallas.choice import KernelUnavailable
 from kernels_pallas.int8 import project, quantize, rotate
 from kernels_pallas.projection import pack as pack_into
-from kernels_pallas.projection import packed_shape, project_int8
+from kernels_pallas.projection import packed_shape, pick_largest, project_int8
 
 
 @jax.jit
@@ -92,6 +92,14 @@ def test_the_compiled_product_has_them_too(num_tokens, num_outputs, num_inputs, 
     values, scales = quantize(numbers(1, num_outputs, num_inputs))
     expected = exact(x[-40:], values, scales)
     np.testing.assert_array_equal(np.asarray(run(x, pack(values), scales))[-40:], expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 17, 64])
+def test_the_largest_output_of_a_row_is_picked(num_tokens, native):
+    x = numbers(0, num_tokens, 128)
+    values, scales = quantize(numbers(1, 4128, 128))
+    picked = jax.jit(pick_largest)(x, pack(values), scales)
+    np.testing.assert_array_equal(picked, exact(x, values, scales).argmax(axis=1))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -7,6 +7,7 @@ from kernels_pallas.native_memory import LayerSizes, call_bytes, worker_bytes
 SIZES = LayerSizes(
     hidden_size=64,
     intermediate_size=128,
+    vocab_size=320,
     num_heads=4,
     num_kv_heads=2,
     head_dim=32,
@@ -21,30 +22,40 @@ SIZES = LayerSizes(
 WORKER = 22 * 4096
 
 
+def of_call(num_tokens, *, num_rows=10, **changes):
+    return call_bytes(replace(SIZES, **changes), num_tokens=num_tokens, num_rows=num_rows)
+
+
 def test_a_tile_of_attention_has_its_operands_and_sums():
     assert worker_bytes(SIZES) == WORKER
 
 
 def test_without_packed_weights_no_call_keeps_anything():
-    assert call_bytes(replace(SIZES, weights=None), 8192) == 0
+    assert of_call(8192, weights=None) == 0
 
 
 def test_rows_of_bfloat16_are_added_up():
     # Rows 10 * 64 * 2 = 1280, qkv 10 * 256 * 4 = 10,240, attended 10 * 128 * 2 = 2560: 4 pages.
     # The other half, 1280 + 2560, is less.
-    assert call_bytes(SIZES, 10) == 4 * 4096
+    assert of_call(10) == 4 * 4096
 
 
 def test_the_larger_half_counts():
     # 1000 tokens: rows 128,000 and gated 1000 * 1024 * 2 = 2,048,000, 532 pages; the first half has
     # 128,000 + 1,024,000 + 256,000.
-    assert call_bytes(replace(SIZES, intermediate_size=1024), 1000) == 532 * 4096
+    assert of_call(1000, intermediate_size=1024) == 532 * 4096
 
 
 def test_rows_of_eight_bits_have_scales_and_are_rounded_from_whole_ones():
     # 10 tokens: rows 640 + 80 = 720, in lines 768; qkv 10,240; attended 1280 + 80, in lines 1408,
     # and in f32 5120. Together 17,536: 5 pages.
-    assert call_bytes(replace(SIZES, weights="int8"), 10) == 5 * 4096
+    assert of_call(10, weights="int8") == 5 * 4096
+
+
+def test_the_largest_logits_of_panels_may_be_more_than_a_layer_has():
+    # Rows 10 * 64 * 2 = 1280; 49,152 / 32 panels of 10 rows, 8 bytes each: 122,880. 31 pages.
+    assert of_call(10, vocab_size=49152) == 31 * 4096
+    assert of_call(10, vocab_size=49152, num_rows=1) == 4 * 4096  # 12,416: less than a layer
 
 
 def test_a_cache_that_is_decoded_or_has_narrow_blocks_takes_more():

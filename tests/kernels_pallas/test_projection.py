@@ -12,6 +12,7 @@ from kernels_pallas.projection import (
     can_pack,
     pack,
     packed_shape,
+    pick_largest,
     project,
     unpacked_shape,
 )
@@ -101,6 +102,47 @@ def test_only_the_rows_that_are_wanted_are_computed(native):
     wanted = np.arange(40) % 3 == 1
     some = np.asarray(jax.jit(lambda x: project(x, packed, wanted_T=wanted))(x))
     np.testing.assert_array_equal(some[wanted], np.asarray(run(x, packed))[wanted])
+
+
+@jax.jit
+def pick(x, w, wanted=None):
+    return pick_largest(x, w, None, wanted_T=wanted)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 17, 33, 64, 300])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(32, 32), (96, 64), (4128, 96)])
+def test_the_largest_output_of_a_row_is_picked(num_tokens, num_outputs, num_inputs, native):
+    # Small integers, of which all sums are exact, and many alike.
+    random = np.random.default_rng(num_tokens)
+    x = random.integers(-2, 3, (num_tokens, num_inputs))
+    w = random.integers(-2, 3, (num_outputs, num_inputs))
+    products = x @ w.T
+    picked = pick(x.astype(np.float32), packed_of(w.astype(ml_dtypes.bfloat16)))
+    np.testing.assert_array_equal(picked, products.argmax(axis=1))  # the first of several
+
+
+def test_rows_that_are_not_wanted_get_the_first_output(native):
+    x, packed = numbers(0, 40, 64), packed_of(numbers(1, 96, 64))
+    wanted = np.arange(40) % 3 == 1
+    largest = np.asarray(run(x, packed)).argmax(axis=1)
+    np.testing.assert_array_equal(pick(x, packed, wanted), np.where(wanted, largest, 0))
+    assert np.asarray(pick(x, packed, np.zeros(40, bool))).tolist() == [0] * 40
+
+
+def test_rows_without_a_number_get_the_first_output(native):
+    x = numbers(0, 3, 32)
+    x[1, 5] = np.nan
+    picked = np.asarray(pick(x, packed_of(numbers(1, 64, 32))))
+    others = np.asarray(pick(x[[0, 2]], packed_of(numbers(1, 64, 32))))
+    assert picked.tolist() == [others[0], 0, others[1]]
+
+
+def test_rows_go_through_a_norm_before_they_pick(native):
+    x, w = np.array([[1, -1] * 16], np.float32), np.eye(32, dtype=ml_dtypes.bfloat16)
+    scale = np.arange(1, 33, dtype=np.float32) % 31  # 30 is of a negative number
+    norm = RowNorm(jnp.asarray(scale), 1e-5)
+    picked = jax.jit(lambda x, w: pick_largest(x, w, None, norm=norm))(x, packed_of(w))
+    assert np.asarray(picked).tolist() == [28]
 
 
 def test_nothing_is_computed_if_nothing_is_wanted(native):

@@ -1,11 +1,18 @@
 """Packed layers against those in JAX, and against themselves in other buckets."""
 
+import jax
 import numpy as np
 import pytest
 
 from attention_kernels import can_project, ready_kernel
 from decoder_bits import check_bits
-from engine_builder import Computed, RandomCheckpoint, decoder_of, packed_decoder
+from engine_builder import (
+    Computed,
+    RandomCheckpoint,
+    decoder_of,
+    packed_decoder,
+    random_decoder,
+)
 
 THREES = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
 
@@ -70,3 +77,25 @@ def test_packed_weights_of_eight_bits_give_the_same_logits():
     )
     # The products have the same bits; what lies between is compiled into one program or another.
     np.testing.assert_allclose(packed, plain, rtol=0, atol=0.002 * np.abs(plain).max())
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_packed_decoder_picks_the_first_of_its_largest_logits(quantization):
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    decoder, model = packed_decoder(quantization)
+    assert decoder.can_pick_tokens
+    hidden = np.random.default_rng(0).standard_normal((40, model.hidden_size), np.float32)
+    wanted = np.arange(40) % 5 != 2
+    picked = jax.jit(lambda x: decoder.pick_tokens(x, wanted_S=wanted))(hidden)
+    logits = np.asarray(jax.jit(decoder.logits)(hidden))
+    np.testing.assert_array_equal(picked, np.where(wanted, logits.argmax(axis=1), 0))
+
+
+def test_no_tokens_are_picked_without_packed_weights_or_through_a_soft_cap():
+    plain, _ = random_decoder("bfloat16")
+    gemma = {"model_type": "gemma2", "final_logit_softcapping": 30.0}
+    checkpoint = RandomCheckpoint(vocab_size=320, **{**THREES, **gemma})
+    capped, _ = decoder_of(checkpoint, "bfloat16", packed=True)
+    assert not plain.can_pick_tokens
+    assert not capped.can_pick_tokens
