@@ -1,5 +1,7 @@
 """From a scheduler's decision to the arrays of one step, in one packed transfer."""
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from jaxengine.batch_layout import PENALTIES, BatchLayout
 from jaxengine.buckets import Bucket, smallest_bucket
-from jaxengine.request import Request
+from jaxengine.sampling_params import SamplingParams
 from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from jaxengine.token_rules import TokenRules
 from kernels_pallas.work_plan import plan_decode_splits, plan_prefill_tiles
@@ -104,31 +106,28 @@ class BatchBuilder:
                 items[i].first_position if items[i].num_new_tokens == 1 else i,
             ),
         )
+        ordered = [items[index] for index in order]
         views["rows"][:] = self._spare_row
         views["suppressed_ids"][:] = -1
         views["targets"][:] = -1
+        num_tokens = self._pack_tokens(views, ordered)
+        self._pack_sampling(views, ordered)
         rules: list[tuple[int, TokenRules, int]] = []
         logprobs: list[int] = []
         prompt_logprobs: list[tuple[int, int, int]] = []
-        start = 0
-        for seq, index in enumerate(order):
-            self._pack_tokens(views, seq, start, items[index])
-            item = items[index]
-            self._pack_sampling(views, seq, item)
+        for seq, item in enumerate(ordered):
+            request = item.request
             if item.samples:
-                if item.request.rules is not None:
-                    _pack_rules(views, seq, item.request.rules)
+                if request.rules is not None:
+                    _pack_rules(views, seq, request.rules)
                     end = item.first_position + item.num_new_tokens
-                    num_before = end - item.request.num_prompt_tokens
-                    rules.append((seq, item.request.rules, num_before))
-                if item.request.params.logprobs is not None:
-                    logprobs.append(index)
-            if _has_targets(item):
-                count = _pack_targets(views, start, item)
-                prompt_logprobs.append((index, start, count))
-            start += item.num_new_tokens
-        views["query_start_loc"][len(order) :] = start
-        views["num_slots"][...] = start
+                    rules.append((seq, request.rules, end - request.num_prompt_tokens))
+                if request.params.logprobs is not None:
+                    logprobs.append(order[seq])
+            if request.lacks_prompt_logprobs and _has_targets(item):
+                start = int(views["query_start_loc"][seq])
+                prompt_logprobs.append((order[seq], start, _pack_targets(views, start, item)))
+        views["num_slots"][...] = num_tokens
         views["any_logprobs"][...] = bool(logprobs)
         views["any_targets"][...] = bool(prompt_logprobs)
         num_decodes = sum(item.num_new_tokens == 1 for item in items)
@@ -154,58 +153,77 @@ class BatchBuilder:
         for seq, index in enumerate(order):
             sequences[index] = seq
         del sequences[len(output.scheduled) :]
-        num_slots = start if self._skips_padding else layout.bucket.num_tokens
+        num_slots = num_tokens if self._skips_padding else layout.bucket.num_tokens
         return PackedStep(layout, packed, sequences, rules, logprobs, prompt_logprobs, num_slots)
 
     def _pack_tokens(
-        self, views: dict[str, NDArray[np.int32]], seq: int, start: int, item: ScheduledRequest
-    ) -> None:
-        end = start + item.num_new_tokens
-        first, last = item.first_position, item.first_position + item.num_new_tokens
-        known = item.token_ids
-        views["token_ids"][start : start + len(known)] = known
-        if item.last_is_pending:
-            views["token_ids"][end - 1] = -1 - item.row
-        table = views["block_tables"][seq]
-        table[: len(item.block_ids)] = item.block_ids
-        positions = np.arange(first, last, dtype=np.int32)
-        views["positions"][start:end] = positions
-        views["slot_mapping"][start:end] = (
-            table[positions // self._block_size] * self._block_size + positions % self._block_size
+        self, views: dict[str, NDArray[np.int32]], items: Sequence[ScheduledRequest]
+    ) -> int:
+        """Pack what is computed, and where it belongs; return how many tokens there are.
+
+        All sequences at once: one by one they cost as much as the rest of the host's work.
+        """
+        num_seqs = len(items)
+        firsts = np.array([item.first_position for item in items], np.int32)
+        counts = np.array([item.num_new_tokens for item in items], np.int32)
+        ends = np.cumsum(counts, dtype=np.int32)
+        num_tokens = int(ends[-1])
+        views["query_start_loc"][1 : num_seqs + 1] = ends
+        views["query_start_loc"][num_seqs + 1 :] = num_tokens
+        views["seq_lens"][:num_seqs] = views["position"][:num_seqs] = firsts + counts
+        views["sample_indices"][:num_seqs] = ends - 1
+        views["rows"][:num_seqs] = [item.row if item.samples else self._spare_row for item in items]
+        token_ids: list[int] = []
+        for item in items:
+            if item.num_new_tokens > 1 or not item.last_is_pending:
+                token_ids += item.token_ids
+            if item.last_is_pending:
+                token_ids.append(-1 - item.row)
+        views["token_ids"][:num_tokens] = token_ids
+        tables = views["block_tables"]
+        lengths = np.array([len(item.block_ids) for item in items])
+        used = np.arange(tables.shape[1]) < lengths[:, np.newaxis]
+        tables[:num_seqs][used] = list(chain.from_iterable(item.block_ids for item in items))
+        seqs = np.repeat(np.arange(num_seqs), counts)
+        positions = np.arange(num_tokens, dtype=np.int32) + (firsts + counts - ends)[seqs]
+        views["positions"][:num_tokens] = positions
+        views["slot_mapping"][:num_tokens] = (
+            tables[seqs, positions // self._block_size] * self._block_size
+            + positions % self._block_size
         )
-        views["query_start_loc"][seq] = start
-        views["seq_lens"][seq] = last
-        views["sample_indices"][seq] = end - 1
-        views["position"][seq] = last
-        if item.samples:
-            views["rows"][seq] = item.row
+        return num_tokens
 
     def _pack_sampling(
-        self, views: dict[str, NDArray[np.int32]], seq: int, item: ScheduledRequest
+        self, views: dict[str, NDArray[np.int32]], items: Sequence[ScheduledRequest]
     ) -> None:
-        params = item.request.params
-        if not item.samples:
-            return  # zero temperature: the greedy token of padding, which nobody reads
-        if not params.is_greedy:
-            views["temperature"].view(np.float32)[seq] = params.temperature
-            views["top_k"][seq] = params.top_k
-            views["top_p"].view(np.float32)[seq] = params.top_p
-            views["min_p"].view(np.float32)[seq] = params.min_p
-            seed = item.request.seed
-            views["seed"].view(np.uint32)[seq] = seed >> 32, seed & 0xFFFFFFFF
-            views["any_random"][...] = 1
-            if params.top_k or params.top_p < 1 or params.min_p > 0:
-                views["any_filtered"][...] = 1
-        suppressed = self._suppressed_ids(item.request, item.first_position + item.num_new_tokens)
-        if suppressed:
-            views["suppressed_ids"][seq, : len(suppressed)] = suppressed
-            views["any_suppressed"][...] = 1
+        """Pack how tokens are chosen; zeros are greedy, as is what nobody reads."""
+        at_random: list[int] = []
+        for seq, item in enumerate(items):
+            if not item.samples:
+                continue
+            request = item.request
+            if request.samples_at_random:
+                at_random.append(seq)
+            end = item.first_position + item.num_new_tokens
+            if end - request.num_prompt_tokens < request.params.min_tokens:
+                suppressed = self._suppressed_ids(request.params)
+                if suppressed:
+                    views["suppressed_ids"][seq, : len(suppressed)] = suppressed
+                    views["any_suppressed"][...] = 1
+        if not at_random:
+            return
+        views["any_random"][...] = 1
+        params = [items[seq].request.params for seq in at_random]
+        for name in ("temperature", "top_p", "min_p"):
+            views[name].view(np.float32)[at_random] = [getattr(p, name) for p in params]
+        views["top_k"][at_random] = [p.top_k for p in params]
+        seeds = [items[seq].request.seed for seq in at_random]
+        views["seed"].view(np.uint32)[at_random] = [(s >> 32, s & 0xFFFFFFFF) for s in seeds]
+        if any(p.top_k or p.top_p < 1 or p.min_p > 0 for p in params):
+            views["any_filtered"][...] = 1
 
-    def _suppressed_ids(self, request: Request, position: int) -> tuple[int, ...]:
-        """Return the ids that must not be sampled at `position`: min_tokens is not reached."""
-        params = request.params
-        if position - request.num_prompt_tokens >= params.min_tokens:
-            return ()
+    def _suppressed_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        """Return the ids that must not be sampled before min_tokens are there."""
         eos = () if params.ignore_eos else self._eos_token_ids
         return (*eos, *params.stop_token_ids)
 
