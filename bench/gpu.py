@@ -2,10 +2,11 @@
 
     python -m bench.gpu
 
-Self-tests of the kernels, their bandwidth and rate against what a copy and a product reach, the
-engine on random weights, and the gateway in front of it. Everything is in the file and on the
-screen as soon as it is measured, so that a run which is cut off keeps what it has. `--dry-run`
-takes the same way on a CPU, at sizes that mean nothing.
+Self-tests of the kernels, their bandwidth and rate against what a copy and a product reach,
+products with weights of sixteen and of eight bits, the engine on random weights, and the gateway in
+front of it. Everything is in the file and on the screen as soon as it is measured, so that a run
+which is cut off keeps what it has. `--dry-run` takes the same way on a CPU, at sizes that mean
+nothing.
 """
 
 import os
@@ -27,6 +28,7 @@ from bench.gateway_under_test import GatewayFailed
 from bench.gpu_engine import MODELS, EngineUnderTest
 from bench.gpu_gateway import measure_gateway
 from bench.gpu_kernels import Ceilings, KernelSizes, measure_ceilings, measure_kernels
+from bench.gpu_products import ProductSizes, measure_products
 from bench.gpu_tuning import rank_configs
 from bench.report import open_console, print_rows, write_json
 from jaxengine.config import BatchingMode
@@ -79,12 +81,14 @@ class GpuPlan:
     """What a run measures, most important first.
 
     Attributes:
+        products: with weights of each kind.
         seconds: nothing is begun after these; the kernels have the first third of them.
     """
 
     self_tests: tuple[tuple[AttentionKernel, KVCacheDtype], ...]
     kernels: tuple[tuple[AttentionKernel, KVCacheDtype], ...]
     sizes: KernelSizes
+    products: ProductSizes
     models: tuple[ModelPlan, ...]
     seconds: float
 
@@ -97,6 +101,7 @@ FULL = GpuPlan(
     ),
     kernels=(("mosaic_gpu", "bfloat16"), ("triton", "bfloat16"), ("triton", "fp8_e4m3")),
     sizes=KernelSizes(),
+    products=ProductSizes(),
     models=(
         ModelPlan(
             name="qwen3-0.6b",
@@ -141,6 +146,7 @@ DRY = GpuPlan(
         matrix_size=64,
         repeats=1,
     ),
+    products=ProductSizes(num_outputs=64, num_inputs=32, num_rows=(8, 16), repeats=1),
     models=(
         ModelPlan(
             name="tiny",
@@ -204,6 +210,8 @@ def measure_gpu(plan: GpuPlan, report: GpuReport, *, dry_run: bool) -> None:
                 break
     for row in rank_configs(report.sections.get("kernels", [])):
         report.add("tuning", row)
+    for row in measure_products(plan.products, ceilings):
+        report.add("products", row)
     best: AttentionKernel = next(
         (kernel for kernel in GPU_KERNELS if (kernel, "bfloat16") in works), "reference"
     )

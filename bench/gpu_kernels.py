@@ -28,7 +28,7 @@ from kernels_pallas.work_plan import (
     plan_prefill_tiles,
 )
 
-__all__ = ["Ceilings", "KernelSizes", "measure_ceilings", "measure_kernels"]
+__all__ = ["Ceilings", "KernelSizes", "measure_ceilings", "measure_kernels", "time_launches"]
 
 BLOCK_SIZE = 16
 
@@ -71,10 +71,10 @@ class KernelSizes:
 def measure_ceilings(sizes: KernelSizes) -> Ceilings:
     """Copy and multiply as fast as XLA can."""
     data = jnp.zeros(sizes.copied_bytes // 4, jnp.float32)
-    copy_s = _seconds(jax.jit(lambda x: x + 1), (data,), sizes.repeats)
+    copy_s = time_launches(jax.jit(lambda x: x + 1), (data,), sizes.repeats)
     size = sizes.matrix_size
     matrix = jnp.ones((size, size), jnp.bfloat16)
-    product_s = _seconds(jax.jit(lambda x: x @ x), (matrix,), sizes.repeats)
+    product_s = time_launches(jax.jit(lambda x: x @ x), (matrix,), sizes.repeats)
     return Ceilings(2 * data.nbytes / copy_s, 2 * size**3 / product_s)
 
 
@@ -188,7 +188,7 @@ def _compile(case: _Case) -> Callable[..., Any]:
 def _measure(case: _Case, attend: Callable[..., Any], repeats: int) -> tuple[float, float, float]:
     """Return seconds of a launch, bytes of K and V that it must read, and its operations."""
     q, cache, batch = _arguments(case)
-    seconds = _seconds(attend, (q, cache, batch), repeats)
+    seconds = time_launches(attend, (q, cache, batch), repeats)
     num_blocks = case.num_seqs * math.ceil(case.context / BLOCK_SIZE)
     cache_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     pairs = case.context if case.phase == "decode" else case.context * (case.context + 1) / 2
@@ -243,7 +243,7 @@ def _batch(num_seqs: int, queries: int, context: int) -> tuple[AttentionBatch, i
     return batch, num_blocks
 
 
-def _seconds(function: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> float:
+def time_launches(function: Callable[..., Any], arguments: tuple[Any, ...], repeats: int) -> float:
     """Return the time of one call of many that are launched together."""
     result = jax.block_until_ready(function(*arguments))
     start_s = time.perf_counter()

@@ -46,6 +46,7 @@ def device(monkeypatch):
     monkeypatch.setattr(bench_gpu, "EngineUnderTest", FakeEngine)
 
     monkeypatch.setattr(bench_gpu, "measure_kernels", fake_kernels)
+    monkeypatch.setattr(bench_gpu, "measure_products", lambda *_: [{"weights": "fp8", "rows": 8}])
     monkeypatch.setattr(bench_gpu, "measure_gateway", fake_gateway)
 
 
@@ -71,7 +72,9 @@ def measure(path, plan=DRY):
 
 def test_everything_in_the_plan_is_measured(tmp_path):
     sections = measure(tmp_path / "gpu.json")
-    assert list(sections) == ["self_tests", "ceilings", "kernels", "tuning", "engine", "gateway"]
+    assert list(sections) == [
+        *("self_tests", "ceilings", "kernels", "tuning", "products", "engine", "gateway")
+    ]
     assert sections["self_tests"] == [
         {"kernel": "triton", "kv_cache_dtype": "bfloat16", "fault": None}
     ]
