@@ -175,8 +175,9 @@ class Account:
 
     def add_output(self, num_tokens: int) -> None:
         """Count tokens of an answer as they come."""
-        self._tokens.take(num_tokens)
         self.usage.completion_tokens += num_tokens
+        if self._tokens.per_minute is not None:  # asked here, for it is done with every token
+            self._tokens.take(num_tokens)
 
     def end(self, *, prompt_tokens: int, cached_tokens: int, timing: Timing) -> None:
         """Count the end of one request."""

@@ -74,7 +74,7 @@ class DeltaReader:
         self._is_planned = False
         try:
             for index, stream in tuple(self._running.items()):
-                while self._is_reading and (delta := stream.take()) is not None:
+                if self._is_reading and (delta := stream.take()) is not None:
                     can_take_more = self._take_in(index, delta)
                     if delta.finish is not None:
                         del self._running[index]

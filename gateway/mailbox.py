@@ -104,8 +104,7 @@ class Mailbox:
     ) -> None:
         """Add output; it merges with what still waits."""
         self.buffer.put(text, token_ids if self._with_token_ids else (), logprobs)
-        if not self._is_queued:
-            self._note_change()
+        self._note_change()
 
     def put_last(self, message: Done | Error) -> None:
         """End the stream, once; `id` and `seq` are filled in when the message is taken."""
@@ -128,12 +127,12 @@ class Mailbox:
     def can_send(self) -> bool:
         if self._first is not None:
             return True
-        if self.buffer.has_unsent:
+        if self.buffer.num_unsent_bytes:
             return self.credits is None or self.credits > 0
         return self._last is not None
 
     def _note_change(self) -> None:
-        if self._outbox is not None and not self._is_queued and self.can_send:
+        if not self._is_queued and self._outbox is not None and self.can_send:
             self._outbox._queue(self)
 
     def _take(self) -> ServerMessage:
@@ -143,18 +142,18 @@ class Mailbox:
             self.is_known = True
             self._note_change()  # at the end of the queue: the others have their turn first
             return first
-        if self.buffer.has_unsent:
+        if self.buffer.num_unsent_bytes:
             if self.credits is not None:
                 self.credits -= 1
-            output = self.buffer.take()
+            seq, text, token_ids, logprobs = self.buffer.take()
             if self._last is not None:
                 self._note_change()
             return Delta(
                 id=self.stream_id,
-                seq=output.seq,
-                text=output.text,
-                token_ids=output.token_ids if self._with_token_ids else UNSET,
-                logprobs=output.logprobs if self._with_logprobs else UNSET,
+                seq=seq,
+                text=text,
+                token_ids=token_ids if self._with_token_ids else UNSET,
+                logprobs=logprobs if self._with_logprobs else UNSET,
             )
         assert self._last is not None
         if self._outbox is not None:
@@ -249,5 +248,6 @@ class Outbox:
 
     def _queue(self, mailbox: Mailbox) -> None:
         mailbox._is_queued = True
+        if not self._ready:  # else the writer knows: it takes until nothing is left
+            self.wakeup.set()
         self._ready.append(mailbox)
-        self.wakeup.set()

@@ -76,6 +76,7 @@ class Metrics:
         prefix: "headrace", or "vllm" to export vLLM's names as well.
 
     Attributes:
+        observe_inter_token_latency: takes the seconds between two tokens of a request.
         websockets_open: gauge for the websocket handler to move.
         streams_waiting, resume_bytes: gauges of the streams that can be resumed.
     """
@@ -87,14 +88,15 @@ class Metrics:
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token, queue included."
         )
-        self._itl = TokenHistogram(
+        inter_token_latency = TokenHistogram(
             f"{METRICS_PREFIX}_inter_token_latency_seconds",
             "Between two tokens of one request.",
             self._labels,
             LATENCY_BUCKETS,
         )
-        self._families.append(self._itl)
-        self._registry.register(self._itl)
+        self.observe_inter_token_latency = inter_token_latency.observe
+        self._families.append(inter_token_latency)
+        self._registry.register(inter_token_latency)
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time per token after the first."
         )
@@ -161,10 +163,6 @@ class Metrics:
             self._decode.observe(timing.decode_s)
         if completion_tokens > 1:
             self._tpot.observe(timing.decode_s / (completion_tokens - 1))
-
-    def observe_inter_token_latency(self, seconds: float) -> None:
-        """Count a token after the first of its request."""
-        self._itl.observe(seconds)
 
     def count_rejection(self, reason: str) -> None:
         """Count a refused request; `reason` is one of few fixed words, never client text."""

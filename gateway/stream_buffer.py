@@ -7,7 +7,7 @@ whoever has everything up to a number can go on from there, on whatever connecti
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -19,13 +19,8 @@ __all__ = ["NumberedOutput", "PlainBuffer", "ResumeBuffer", "ResumeGap", "Stream
 _TOKEN_ID_BYTES = array("i").itemsize
 
 
-class NumberedOutput(NamedTuple):
-    """A delta: its number, and what it adds."""
-
-    seq: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprob]
+# A delta: its number, and what it adds: text, token ids, log-probabilities.
+type NumberedOutput = tuple[int, str, list[int], list[TokenLogprob]]
 
 
 class ResumeGap(Exception):
@@ -41,10 +36,9 @@ class StreamBuffer(Protocol):
         ...
 
     @property
-    def has_unsent(self) -> bool: ...
-
-    @property
-    def num_unsent_bytes(self) -> int: ...
+    def num_unsent_bytes(self) -> int:
+        """What waits to be taken; 0 if nothing does."""
+        ...
 
     def put(
         self, text: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprob] = ()
@@ -67,10 +61,6 @@ class PlainBuffer:
         self._token_ids: list[int] = []
         self._logprobs: list[bytes] = []  # as bytes they are small
 
-    @property
-    def has_unsent(self) -> bool:
-        return self.num_unsent_bytes > 0
-
     def put(
         self, text: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprob] = ()
     ) -> None:
@@ -88,10 +78,14 @@ class PlainBuffer:
 
     def take(self) -> NumberedOutput:
         logprobs = _decoded_logprobs(b"".join(self._logprobs)) if self._logprobs else []
-        output = NumberedOutput(self.next_seq, "".join(self._texts), self._token_ids, logprobs)
+        output = (self.next_seq, "".join(self._texts), self._token_ids, logprobs)
         self.next_seq += 1
         self.num_unsent_bytes = 0
-        self._texts, self._token_ids, self._logprobs = [], [], []
+        self._texts = []
+        if self._token_ids:
+            self._token_ids = []
+        if self._logprobs:
+            self._logprobs = []
         return output
 
 
@@ -114,10 +108,6 @@ class ResumeBuffer:
     @property
     def next_seq(self) -> int:
         return self._first_seq + self._tracks[0].num_deltas
-
-    @property
-    def has_unsent(self) -> bool:
-        return any(track.num_unsent for track in self._tracks)
 
     @property
     def num_unsent_bytes(self) -> int:
@@ -262,7 +252,7 @@ def _encoded_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:
 def _decoded(seq: int, text: bytes, token_ids: bytes, logprobs: bytes) -> NumberedOutput:
     ids = array("i")
     ids.frombytes(token_ids)
-    return NumberedOutput(seq, text.decode(), ids.tolist(), _decoded_logprobs(logprobs))
+    return seq, text.decode(), ids.tolist(), _decoded_logprobs(logprobs)
 
 
 def _decoded_logprobs(logprobs: bytes) -> list[TokenLogprob]:

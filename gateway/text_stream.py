@@ -4,7 +4,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
+
+import msgspec
 
 from gateway.accounts import Account
 from gateway.detokenizer import Detokenizer, StopStrings
@@ -49,7 +51,7 @@ class TextFinish:
     error: str | None = None
 
 
-class TextDelta(NamedTuple):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """New text since the last delta; the last one carries `finish` (its text may be empty).
 
     Attributes:
@@ -99,11 +101,11 @@ class TextStream:
         self._metrics = metrics
         self._account = account
         self._clock = clock
-        self._times = TimeKeeper(clock())
+        self._times = TimeKeeper(clock(), metrics.observe_inter_token_latency)
         self._num_tokens = 0
         self._num_cached_tokens = 0
-        self._unsent_ids: list[int] = []
-        self._unsent_logprobs: list[TokenLogprobs] = []
+        self._unsent_ids: tuple[int, ...] = ()
+        self._unsent_logprobs: tuple[TokenLogprobs, ...] = ()
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self._ended = False
 
@@ -141,18 +143,14 @@ class TextStream:
         self._outputs.on_news = on_news
 
     def take(self) -> TextDelta | None:
-        """Return what is new; None while there is nothing to show, and after the last delta."""
+        """Return all that is new; None while there is nothing to show, and after the last delta."""
         if self._ended:
             return None
         output = self._outputs.take()
-        if output is None:
-            # Without a last output there is an end only after `cancel`.
-            return self._last_delta("", "cancelled") if self._outputs.has_ended else None
-        num_before = self._num_tokens
-        delta = self._read(output)
-        if self._account is not None:
-            self._account.add_output(self._num_tokens - num_before)
-        return delta
+        if output is not None:
+            return self._read(output)
+        # Without a last output there is an end only after `cancel`.
+        return self._last_delta("", "cancelled") if self._outputs.has_ended else None
 
     def cancel(self) -> None:
         """End the generation; what is left can be read, and then a finish "cancelled".
@@ -164,42 +162,37 @@ class TextStream:
     def _read(self, output: RequestOutput) -> TextDelta | None:
         """Take in what the engine has produced; None while there is nothing to show."""
         self._num_cached_tokens = output.num_cached_tokens
-        self._times.note(output)
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
-        if self._prompt_only:
-            if output.finish_reason in (EngineFinish.STOP, EngineFinish.LENGTH):
-                return self._last_delta("", "length", timing=output.timing)
-            output = output._replace(new_token_ids=(), new_token_times_s=())
-        text = ""
-        num_unsent = len(self._unsent_ids)
-        for token_id, time_s in zip(output.new_token_ids, output.new_token_times_s, strict=True):
-            self._num_tokens += 1
-            self._unsent_ids.append(token_id)
-            latency_s = self._times.add_token(time_s)
-            if latency_s is not None:
-                self._metrics.observe_inter_token_latency(latency_s)
+        text, num_tokens = "", 0
+        for token_id in () if self._prompt_only else output.new_token_ids:
+            num_tokens += 1
             if token_id == output.stop_token_id and self._is_silent(token_id):
                 continue
             text += self._stops.push(self._detokenizer.push(token_id))
             if self._stops.matched is not None:
-                self._note_logprobs(output, num_unsent)
-                delta = self._last_delta(text, "stop", stop_reason=self._stops.matched)
-                # The engine knows no stop strings: leaving is how it learns.
-                self._outputs.close()
-                return delta
-        self._note_logprobs(output, num_unsent)
+                break
+        self._count(output, num_tokens)
+        if self._stops.matched is not None:
+            delta = self._last_delta(text, "stop", stop_reason=self._stops.matched)
+            # The engine knows no stop strings: leaving is how it learns.
+            self._outputs.close()
+            return delta
         if output.finish_reason is not None:
             return self._end_as_engine(text, output, output.finish_reason)
-        if not text:
-            return None
-        return self._delta(text, None)
+        if self._outputs.has_ended:  # and this is what was there
+            return self._last_delta(text, "cancelled")
+        return self._delta(text, None) if text else None
 
-    def _note_logprobs(self, output: RequestOutput, num_unsent: int) -> None:
-        """Keep those of the tokens read since there were so many unsent ones."""
+    def _count(self, output: RequestOutput, num_tokens: int) -> None:
+        """Add so many of these tokens to the answer."""
+        self._times.add(output, num_tokens)
+        self._num_tokens += num_tokens
+        self._unsent_ids += output.new_token_ids[:num_tokens]
         if output.new_logprobs:
-            num_read = len(self._unsent_ids) - num_unsent
-            self._unsent_logprobs += output.new_logprobs[:num_read]
+            self._unsent_logprobs += output.new_logprobs[:num_tokens]
+        if self._account is not None:
+            self._account.add_output(num_tokens)
 
     def _is_silent(self, stop_token_id: int) -> bool:
         """Whether the token that ended the answer is no part of it."""
@@ -207,11 +200,11 @@ class TextStream:
 
     def _end_as_engine(self, text: str, output: RequestOutput, reason: EngineFinish) -> TextDelta:
         match reason:
-            case EngineFinish.STOP:
+            case EngineFinish.STOP if not self._prompt_only:
                 token_id = output.stop_token_id
                 shown = None if token_id in self._eos_token_ids else token_id
                 return self._last_delta(text, "stop", stop_reason=shown, timing=output.timing)
-            case EngineFinish.LENGTH:
+            case EngineFinish.LENGTH | EngineFinish.STOP:
                 return self._last_delta(text, "length", timing=output.timing)
             case EngineFinish.DEAD_END:
                 return self._last_delta(
@@ -308,11 +301,7 @@ class TextStream:
     def _delta(self, text: str, finish: TextFinish | None) -> TextDelta:
         """Return all that has not been sent."""
         delta = TextDelta(
-            text=text,
-            token_ids=tuple(self._unsent_ids),
-            finish=finish,
-            logprobs=tuple(self._unsent_logprobs),
-            prompt_logprobs=self._prompt_logprobs,
+            text, self._unsent_ids, finish, self._unsent_logprobs, self._prompt_logprobs
         )
-        self._unsent_ids, self._unsent_logprobs, self._prompt_logprobs = [], [], None
+        self._unsent_ids, self._unsent_logprobs, self._prompt_logprobs = (), (), None
         return delta

@@ -1,6 +1,7 @@
 """Where the time of one generation went."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,24 +36,23 @@ class TimeKeeper:
 
     Args:
         arrived_s: when the request was submitted, on the clock of the token times.
+        observe_latency: is told the time between two tokens.
     """
 
-    def __init__(self, arrived_s: float) -> None:
+    def __init__(self, arrived_s: float, observe_latency: Callable[[float], None]) -> None:
         self._arrived_s = arrived_s
+        self._observe_latency = observe_latency
         self._token_times_s: list[float] = []
-        self._queue_s: float | None = None
-        self._num_preemptions = 0
+        self._newest: RequestOutput | None = None
 
-    def note(self, output: RequestOutput) -> None:
-        """Take over what the engine says about the request so far."""
-        self._queue_s = output.queue_s
-        self._num_preemptions = output.num_preemptions
-
-    def add_token(self, time_s: float) -> float | None:
-        """Add a token; return the time since the one before it, if there is one."""
+    def add(self, output: RequestOutput, num_tokens: int) -> None:
+        """Add so many of the tokens of an output, and what else it says about the request."""
+        self._newest = output
         times = self._token_times_s
-        times.append(time_s)
-        return times[-1] - times[-2] if len(times) > 1 else None
+        for time_s in output.new_token_times_s[:num_tokens]:
+            if times:
+                self._observe_latency(time_s - times[-1])
+            times.append(time_s)
 
     def finish(self, now_s: float, engine: RequestTiming | None) -> Timing:
         """Return the timing; `engine` is None when the gateway ended the request by itself."""
@@ -74,9 +74,9 @@ class TimeKeeper:
         )
 
     def _measured_here(self, now_s: float) -> RequestTiming:
-        times = self._token_times_s
+        times, newest = self._token_times_s, self._newest
         e2e_s = now_s - self._arrived_s
-        queue_s = e2e_s if self._queue_s is None else self._queue_s
+        queue_s = e2e_s if newest is None else newest.queue_s
         ttft_s = times[0] - self._arrived_s if times else None
         return RequestTiming(
             queue_s=queue_s,
@@ -85,7 +85,7 @@ class TimeKeeper:
             ttft_s=ttft_s,
             e2e_s=e2e_s,
             num_cached_tokens=0,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=0 if newest is None else newest.num_preemptions,
         )
 
 

@@ -42,7 +42,7 @@ class OutputStream:
         if self.has_ended:
             return
         self._pending = output if self._pending is None else self._pending.merged(output)
-        self.has_ended = output.finished
+        self.has_ended = output.finish_reason is not None
         self.on_news()
 
     def close(self) -> None:

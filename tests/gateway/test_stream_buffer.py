@@ -18,22 +18,22 @@ def entry(token: str) -> TokenLogprob:
 @pytest.mark.parametrize("make", [PlainBuffer, kept])
 def test_what_is_put_comes_out_merged_and_numbered(make):
     buffer = make()
-    assert not buffer.has_unsent
+    assert not buffer.num_unsent_bytes
     buffer.put("a", (1,))
     buffer.put("é€😀", (2, 3))
-    assert buffer.has_unsent
+    assert buffer.num_unsent_bytes
     assert buffer.take() == (0, "aé€😀", [1, 2, 3], [])
     buffer.put("", (4,), [entry("b"), entry("c")])
     buffer.put("", (), [entry("d")])
     assert buffer.take() == (1, "", [4], [entry("b"), entry("c"), entry("d")])
-    assert (buffer.has_unsent, buffer.next_seq) == (False, 2)
+    assert (buffer.num_unsent_bytes, buffer.next_seq) == (0, 2)
 
 
 @pytest.mark.parametrize("make", [PlainBuffer, kept])
 def test_what_is_unsent_is_counted(make):
     buffer = make()
     buffer.put("", (), [])
-    assert (buffer.has_unsent, buffer.num_unsent_bytes) == (False, 0)
+    assert buffer.num_unsent_bytes == 0
     buffer.put("é", (1, 2))
     assert buffer.num_unsent_bytes == 2 + 2 * 4
     buffer.put("", (), [entry("b")])
@@ -50,7 +50,7 @@ def test_after_a_rewind_one_delta_holds_everything_and_has_the_number_of_the_las
     buffer.rewind(0)
     assert buffer.take() == (2, "bc", [1, 2], [])
     buffer.rewind(2)
-    assert not buffer.has_unsent
+    assert not buffer.num_unsent_bytes
     buffer.rewind(-1)
     buffer.put("d", (3,))
     assert buffer.take() == (3, "abcd", [0, 1, 2, 3], [])
@@ -104,7 +104,7 @@ def test_a_cleared_buffer_holds_nothing_and_takes_nothing():
     buffer.put("more", (3,))
     buffer.clear()
     buffer.put("late", (4,))
-    assert not buffer.has_unsent
+    assert not buffer.num_unsent_bytes
     assert buffer.num_bytes == sum(sizes) == 0
     with pytest.raises(ResumeGap):
         buffer.rewind(0)
@@ -122,7 +122,7 @@ def test_a_rewind_gives_exactly_what_followed_or_a_gap(pieces, takes, after, max
     deltas = []
     for n, piece in enumerate(pieces):
         buffer.put(piece, ())
-        if n in takes and buffer.has_unsent:
+        if n in takes and buffer.num_unsent_bytes:
             seq, text, *_ = buffer.take()
             assert seq == len(deltas)
             deltas.append(text)
@@ -135,7 +135,7 @@ def test_a_rewind_gives_exactly_what_followed_or_a_gap(pieces, takes, after, max
         return
     rest = "".join(pieces)[len("".join(deltas[: after + 1])) :]
     if rest == "":
-        assert not buffer.has_unsent
+        assert not buffer.num_unsent_bytes
     else:
         seq, text, *_ = buffer.take()
         assert text == rest
