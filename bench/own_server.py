@@ -22,6 +22,7 @@ from bench.scenario import Sender
 from bench.server_process import ServerFailed, ServerProcess, find_headrace, running_server
 from bench.stream import RequestFailed, RequestRecord
 from bench.target import Target, find_model, open_session
+from gateway.event_loop import loop_factory
 
 __all__ = ["BenchSetup", "measuring_command"]
 
@@ -88,7 +89,7 @@ class BenchSetup:
             try:
                 with ExitStack() as servers:
                     urls = [servers.enter_context(self._server(own, output)).url for own in flags]
-                    return asyncio.run(self._work(urls, work))
+                    return asyncio.run(self._work(urls, work), loop_factory=loop_factory())
             except (ServerFailed, RequestFailed) as error:
                 output.seek(0)
                 words = output.read()[-LAST_WORDS:]

@@ -15,6 +15,7 @@ from bench.stream import RequestFailed
 from bench.summary import Goodput, LoadLevel
 from bench.target import Target
 from bench.workload import PromptKind, WorkloadConfig
+from gateway.event_loop import loop_factory
 
 __all__ = ["serve"]
 
@@ -197,7 +198,7 @@ def serve(
     )
     progress = Console(stderr=True)
     try:
-        plan, server, results = asyncio.run(measure(plan, progress))
+        plan, server, results = asyncio.run(measure(plan, progress), loop_factory=loop_factory())
     except RequestFailed as error:
         raise click.ClickException(f"{url}: {error}") from None
     summaries = [result.summary for result in results]

@@ -26,6 +26,7 @@ from bench.server_process import ServerFailed, ServerProcess, running_peer, runn
 from bench.stream import RequestFailed, RequestRecord
 from bench.summary import Distribution, LoadLevel, summarize
 from bench.target import Target, find_model, open_session
+from gateway.event_loop import loop_factory
 
 __all__ = ["PeersRunner", "measure_limit"]
 
@@ -81,7 +82,9 @@ class PeersRunner:
                 with self.running(side, output) as running:
                     run = replace(run, ready_s=running.ready_s)
                     self.tell(f"  ready after {running.ready_s:.1f} s")
-                    workloads, golden = asyncio.run(self.work(side, running, round_number))
+                    workloads, golden = asyncio.run(
+                        self.work(side, running, round_number), loop_factory=loop_factory()
+                    )
                     run = replace(
                         run,
                         workloads=workloads,
