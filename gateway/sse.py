@@ -58,6 +58,7 @@ class EventStream:
         self._request = request
         self._send_timeout_s = send_timeout_s
         self._is_chunked = False
+        self._transport: asyncio.Transport | None = None
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
@@ -69,8 +70,9 @@ class EventStream:
     async def open(self) -> None:
         await self.response.prepare(self._request)
         self._is_chunked = "Transfer-Encoding" in self.response.headers
+        self._transport = self._request.transport
 
-    def put(self, events: Iterable[bytes]) -> bool:
+    def put(self, events: bytes) -> bool:
         """Send whole events without waiting; return whether more may be put before `make_room`.
 
         Straight to the transport, for aiohttp's way there costs as much as the rest of an event.
@@ -78,11 +80,10 @@ class EventStream:
         Raises:
             ConnectionError: the client is gone.
         """
-        transport = self._request.transport
+        transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
-        data = b"".join(events)
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events)
         return has_room(transport)
 
     async def make_room(self) -> None:
@@ -95,7 +96,7 @@ class EventStream:
 
     async def send(self, events: Iterable[bytes]) -> None:
         """Send whole events, and wait while there is no room for more; raises as both."""
-        if not self.put(events):
+        if not self.put(b"".join(events)):
             await self.make_room()
 
     async def send_keep_alive(self) -> None:

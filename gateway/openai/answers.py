@@ -128,7 +128,7 @@ class _Answer:
         self._fingerprint = f"headrace-{request.app[VERSION]}"
         self._usage = _UsageCount(prepared, n)
         tokenizer = self._generator.tokenizer
-        self._text_frames: dict[int, _TextFrame] = {}
+        self._text_frames: list[_TextFrame | None] = [None] * len(prepared)
         self._details = [ChoiceDetails(details, p, tokenizer) for p in prepared]
 
     async def whole(self) -> web.Response:
@@ -189,6 +189,9 @@ class _Answer:
 
         def send(index: int, delta: TextDelta) -> bool:
             alarm.reset()
+            if delta.finish is None and (frame := self._text_frames[index]) is not None:
+                self._count_tokens(index, delta)
+                return events.put(frame.around(delta.text))
             failure = None if delta.finish is None else self._generator.failure(delta.finish)
             chunks: list[bytes] = []
             # Not before the first token: load tools take this chunk for it.
@@ -197,9 +200,11 @@ class _Answer:
                 if (opening := self._format.opening(index)) is not None:
                     chunks.append(self._chunk(opening, options))
             chunks += self._chunks(index, delta, options, failed=failure is not None)
-            has_room = not chunks or events.put(chunks)
+            has_room = not chunks or events.put(b"".join(chunks))
             if failure is not None:
                 raise failure
+            if delta.finish is None:
+                self._text_frames[index] = self._text_frame(index, options)
             return has_room
 
         reader = DeltaReader(streams, send)
@@ -217,8 +222,6 @@ class _Answer:
     ) -> list[bytes]:
         """Return what tells a delta; of one that failed, what there is before the failure."""
         self._count(index, delta)
-        if delta.finish is None and (frame := self._text_frame(index, options)) is not None:
-            return [frame.around(delta.text)]
         choices: list[AnyChoice] = []
         if delta.text:
             choices.extend(self._format.text(index, delta.text))
@@ -229,26 +232,23 @@ class _Answer:
         return [self._chunk(choice, options) for choice in choices]
 
     def _count(self, index: int, delta: TextDelta) -> None:
-        self._usage.add(
-            index,
-            len(delta.token_ids),
-            delta.finish,
-            reasoning_tokens=self._format.reasoning_tokens(index, delta.token_ids),
-        )
+        self._count_tokens(index, delta)
         self._details[index].add(delta)
 
+    def _count_tokens(self, index: int, delta: TextDelta) -> None:
+        self._usage.add(index, delta, self._format.reasoning_tokens(index, delta.token_ids))
+
     def _text_frame(self, index: int, options: StreamOptions) -> "_TextFrame | None":
-        """Return what is around the texts of a choice, if that is always the same."""
-        frame = self._text_frames.get(index)
-        if frame is None and not (
+        """Return what is around the next texts of a choice, if that is always the same."""
+        if (
             self._details[index].is_asking
             or options.continuous_usage_stats
             or not self._format.is_plain(index)
         ):
-            mark = uuid.uuid4().hex
-            [choice] = self._format.text(index, mark)
-            frame = self._text_frames[index] = _TextFrame(self._chunk(choice, options), mark)
-        return frame
+            return None
+        mark = uuid.uuid4().hex
+        [choice] = self._format.text(index, mark)
+        return _TextFrame(self._chunk(choice, options), mark)
 
     def _chunk(self, choice: AnyChoice, options: StreamOptions) -> bytes:
         usage: UsageBody | UnsetType | None = UNSET
@@ -304,9 +304,10 @@ class _TextFrame:
 
     def __init__(self, chunk: bytes, mark: str) -> None:
         self._head, self._tail = chunk.split(b'"%b"' % mark.encode())
+        self._encode = msgspec.json.Encoder().encode
 
     def around(self, text: str) -> bytes:
-        return b"%b%b%b" % (self._head, escape_line_ends(msgspec.json.encode(text)), self._tail)
+        return b"%b%b%b" % (self._head, escape_line_ends(self._encode(text)), self._tail)
 
 
 class _UsageCount:
@@ -319,14 +320,12 @@ class _UsageCount:
         self._reasoning_tokens = 0
         self._cached_tokens = 0
 
-    def add(
-        self, index: int, num_tokens: int, finish: TextFinish | None, *, reasoning_tokens: int
-    ) -> None:
-        self._completion_tokens += num_tokens
+    def add(self, index: int, delta: TextDelta, reasoning_tokens: int) -> None:
+        self._completion_tokens += len(delta.token_ids)
         self._reasoning_tokens += reasoning_tokens
         # The other choices of a prompt may find what the first has just computed.
-        if finish is not None and index % self._n == 0:
-            self._cached_tokens += finish.usage.cached_tokens
+        if delta.finish is not None and index % self._n == 0:
+            self._cached_tokens += delta.finish.usage.cached_tokens
 
     def body(self) -> UsageBody:
         return UsageBody(
