@@ -116,6 +116,23 @@ async def test_a_cancelled_stream_gives_what_there_is_and_its_end(make_generator
     assert collector.deltas[-1][1].finish.reason == "cancelled"
 
 
+@pytest.mark.parametrize("prompt_only", [False, True])
+async def test_a_stream_that_is_cancelled_in_the_turn_of_its_token_ends_all_the_same(
+    make_generator, prompt_only
+):
+    generator, collector = make_generator(), Collector()
+    generator.engine.hold()
+    requests = await prepared(generator, "a", max_tokens=2, prompt_only=prompt_only)
+    async with open_streams(generator, requests) as [stream]:
+        reading = asyncio.create_task(DeltaReader([stream], collector.take_in).read())
+        await asyncio.sleep(0)
+        generator.engine.step()
+        stream.cancel()
+        await reading
+    assert collector.text(0) == ("" if prompt_only else "b")
+    assert [delta.finish and delta.finish.reason for _, delta in collector.deltas] == ["cancelled"]
+
+
 async def test_a_silent_time_yields_nothing_and_loses_nothing(make_generator):
     generator = make_generator()
     generator.engine.hold()
