@@ -163,6 +163,7 @@ def test_nothing_but_zeros_and_spare_rows_is_padding():
 
 
 SAMPLED = SamplingParams(max_tokens=9, temperature=0.8, top_k=40, top_p=0.9, min_p=0.05)
+WARM = SamplingParams(max_tokens=9, temperature=0.5)
 
 
 def test_sampling_parameters_travel_as_their_bits():
@@ -170,19 +171,20 @@ def test_sampling_parameters_travel_as_their_bits():
         step_of(
             item([1, 2], 0, 2, params=SAMPLED, seed=0x89ABCDEF_01234567),
             item([3], 0, 1, params=GREEDY, blocks=(2,)),
+            item([4], 0, 1, params=WARM, seed=7, blocks=(3,)),
         )
     )
     use_compile_cache()
     end = packed[-layout.choice.size :]
     batch = jax.jit(layout.choice.unpack)(end).sampling
-    np.testing.assert_array_equal(batch.temperature, np.float32([0, 0.8, 0, 0]))
-    np.testing.assert_array_equal(batch.top_k, [0, 40, 0, 0])
-    np.testing.assert_array_equal(batch.top_p, np.float32([0, 0.9, 0, 0]))
-    np.testing.assert_array_equal(batch.min_p, np.float32([0, 0.05, 0, 0]))
+    np.testing.assert_array_equal(batch.temperature, np.float32([0, 0.5, 0.8, 0]))
+    np.testing.assert_array_equal(batch.top_k, [0, 0, 40, 0])
+    np.testing.assert_array_equal(batch.top_p, np.float32([0, 1, 0.9, 0]))
+    np.testing.assert_array_equal(batch.min_p, np.float32([0, 0, 0.05, 0]))
     np.testing.assert_array_equal(
-        np.asarray(batch.seed)[1].view(np.uint32), [0x89ABCDEF, 0x01234567]
+        np.asarray(batch.seed).view(np.uint32)[1:3], [[0, 7], [0x89ABCDEF, 0x01234567]]
     )
-    np.testing.assert_array_equal(batch.position, [1, 2, 0, 0])
+    np.testing.assert_array_equal(batch.position, [1, 1, 2, 0])
     assert batch.any_random
     assert batch.any_filtered
     assert not batch.any_suppressed
