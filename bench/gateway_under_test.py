@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from bench.carrier_load import Carrier
 from gateway.config import GatewayConfig
-from gateway.event_loop import loop_factory
+from gateway.event_loop import loop_factory, settle_garbage_collector
 from gateway.generation import TextGenerator
 from gateway.metrics import Metrics
 from gateway.server import Server
@@ -64,6 +64,7 @@ class GatewayUnderTest:
         self._config = config
         self._loop = asyncio.Runner(loop_factory=new_loop or loop_factory())
         self._num_measured = 0
+        self._gc_threshold = gc.get_threshold()
 
     def __enter__(self) -> Self:
         self._loop.run(self._start())
@@ -76,6 +77,7 @@ class GatewayUnderTest:
         traceback: TracebackType | None,
     ) -> None:
         gc.unfreeze()
+        gc.set_threshold(*self._gc_threshold)
         self._loop.run(self._server.stop())
         self._loop.close()
 
@@ -99,8 +101,7 @@ class GatewayUnderTest:
         self._server = Server(config, generator, metrics)
         await self._server.start()
         self._engine.start()
-        gc.collect()
-        gc.freeze()  # as when serving
+        settle_garbage_collector()
 
     async def _measure(
         self, carrier: Carrier, num_streams: int, prompt_len: int, output_len: int

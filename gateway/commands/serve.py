@@ -4,7 +4,6 @@ Resolve the model, load it, compile everything, listen, and stop in good order.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -34,7 +33,7 @@ from gateway.commands.reporting import progress_bar, warnings_in_the_log
 from gateway.commands.serve_options import ServeOptions, as_options, serve_options
 from gateway.config import GatewayConfig
 from gateway.diagnosis import compile_cache_dir
-from gateway.event_loop import loop_factory
+from gateway.event_loop import loop_factory, settle_garbage_collector
 from gateway.generation import TextGenerator
 from gateway.log_format import configure_logging
 from gateway.machine import read_machine
@@ -168,9 +167,7 @@ async def _serve(
     except OSError as error:
         raise click.ClickException(f"cannot listen: {reason(error)}") from error
     built.engine.start()
-    # What was loaded stays: without looking at it, collecting garbage takes no time of a step.
-    gc.collect()
-    gc.freeze()
+    settle_garbage_collector()
     on_listening(server)
     await signalled.wait()
     logger.info("stopping; running requests may finish")
