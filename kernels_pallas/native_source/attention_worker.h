@@ -277,8 +277,13 @@ class Worker {
       return x;
     };
     float* scores = scores_ + row * KV_TILE;
+    // Most tiles of a long context: every score is one, as it is.
+    const bool is_plain = hidden <= 0 && visible >= columns * LANES && !step_.reading.scaled &&
+                          !(step_.options.soft_cap > 0);
     Floats maximum = all(maxima_[row]);
-    for (int column = begin; column < seen; ++column) {
+    for (int column = 0; is_plain && column < columns; ++column)
+      maximum = larger(load<Floats>(scores + column * LANES), maximum);
+    for (int column = begin; !is_plain && column < seen; ++column) {
       Floats x = load<Floats>(scores + column * LANES);
       if (step_.reading.scaled) x = x * load<Floats>(key_scales_ + column * LANES);
       if (step_.options.soft_cap > 0) x = capped(x, step_.options.soft_cap);
@@ -288,7 +293,12 @@ class Worker {
     }
     const float new_maximum = largest_lane(maximum);
     Floats total{};
-    for (int column = 0; column < columns; ++column) {
+    for (int column = 0; is_plain && column < columns; ++column) {
+      const Floats weight = exponential(load<Floats>(scores + column * LANES) - new_maximum);
+      total = total + weight;
+      Left::put(weights, column * LANES, weight);
+    }
+    for (int column = 0; !is_plain && column < columns; ++column) {
       Floats weight{};
       if (column >= begin && column < seen) {
         weight = exponential(load<Floats>(scores + column * LANES) - new_maximum);

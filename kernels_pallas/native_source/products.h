@@ -71,9 +71,14 @@ struct PortablePairProduct {
   }
 };
 
-// A row of pairs: half a word for each number.
+// A row of pairs: half a word for each number. Subnormal numbers may become zero, which is what the
+// instructions for bfloat16 take them for.
 HEADRACE_INLINE void put_pairs(uint32_t* row, int first, Floats x) {
+#if defined(HEADRACE_AVX512_BF16)
+  store((uint16_t*)row + first, (Halves)_mm512_cvtneps_pbh((__m512)x));
+#else
   store((uint16_t*)row + first, __builtin_convertvector(round_to_bfloat16(x), Halves));
+#endif
 }
 
 #if defined(HEADRACE_AVX512_BF16)

@@ -65,7 +65,14 @@ HEADRACE_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-HEADRACE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+// The second if either is not a number.
+HEADRACE_INLINE Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 HEADRACE_INLINE float largest_lane(Floats x) {
 #if defined(__AVX512F__)
