@@ -11,9 +11,10 @@ from jaxengine import processes
 from jaxengine.processes import ProcessGroup, ProcessOptions, StepOrder
 
 SCRIPT = """
-import json, sys, time
+import json, sys
 import jax
 import numpy as np
+from jaxengine import processes
 from jaxengine.processes import ProcessGroup, ProcessOptions, StepOrder
 
 address, index = sys.argv[1], int(sys.argv[2])
@@ -34,7 +35,8 @@ if group.leads:
     group.tell(StepOrder(None, {}))
     group.dismiss()
 else:
-    time.sleep(1)  # the leader is as far ahead as it may be
+    # The last that the leader may send before any is taken.
+    group._wait_for(processes._order_key(1, processes.PAGE_ORDERS - 1))
     said["orders"] = [
         [order.bucket, {name: array.tolist() for name, array in order.arrays.items()}]
         for order in group.orders()
