@@ -173,10 +173,11 @@ void add_items(Phases& phases, const Step& step, std::vector<Item> items, Failur
   auto ends = share_out(step, items);
   const int64_t total = ends.size() - 1;
   const auto shares = std::make_shared<const Shares>(Shares{std::move(items), std::move(ends)});
-  phases.add(total, [=, &failure] {
-    return [=, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index) {
-      const Item* items = shares->items.data();
-      (*worker)(items + shares->ends[index], items + shares->ends[index + 1]);
+  phases.add_foreseen(total, [=, &failure] {
+    return [=, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index,
+                                                                             int64_t next) {
+      const auto item = [&](int64_t share) { return shares->items.data() + shares->ends[share]; };
+      (*worker)(item(index), item(index + 1), next == Phases::NO_TASK ? nullptr : item(next));
     };
   });
 }

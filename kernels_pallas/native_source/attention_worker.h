@@ -20,6 +20,7 @@ constexpr int KV_TILE = 128;
 // Query rows that are attended to together; a multiple of what the products take at once.
 constexpr int MAX_ROWS = 64;
 constexpr int MIN_BLOCK_SIZE = 8;
+static_assert(2 * KV_TILE / MIN_BLOCK_SIZE <= Ahead::MOST, "the blocks of a tile");
 constexpr float MASKED = -1e30f;
 
 // Everything that the query rows of a step share.
@@ -74,13 +75,18 @@ class Worker {
     gathered_ = (uint32_t*)(memory + gathered);
   }
 
-  // Items [first, end), one after the other. Blocks lie anywhere in memory: those of the next tile
-  // are asked for while this one is computed.
-  void operator()(const Item* first, const Item* end) {
+  // Items [first, end), one after the other; `then` is the first of those that come after them, or
+  // null. Blocks lie anywhere in memory: those of the next tile are asked for while this one is
+  // computed.
+  void operator()(const Item* first, const Item* end, const Item* then) {
     if (!has_memory_) return;
-    if (first < end) fetch(*first, span(*first).begin, 0), fetch(*first, span(*first).begin, 1);
+    if (first != foreseen_) {
+      look_ahead(*first, span(*first).begin, KV_TILE);
+      ahead_.ask_for_the_rest();
+    }
     for (const Item* item = first; item < end; ++item)
-      attend(*item, item + 1 < end ? item + 1 : nullptr);
+      attend(*item, item + 1 < end ? item + 1 : then);
+    foreseen_ = then;
   }
 
  private:
@@ -118,22 +124,24 @@ class Worker {
     std::fill_n(sums_, (int64_t)rows * step_.cache.padded_dim, 0.0f);
     const auto [begin, end] = span(item);
     for (int first = begin; first < end; first += KV_TILE) {
-      if (first + KV_TILE < end)
-        visit(item, rows, first, std::min(KV_TILE, end - first), &item, first + KV_TILE);
-      else visit(item, rows, first, end - first, next, next == nullptr ? 0 : span(*next).begin);
+      const int count = std::min(KV_TILE, end - first);
+      if (first + count < end) look_ahead(item, first + count, count);
+      else if (next != nullptr) look_ahead(*next, span(*next).begin, count);
+      visit(item, rows, first, count);
+      ahead_.ask_for_the_rest();
     }
     store_sums(item, start);
   }
 
-  // Asks for the keys (0) or values (1) of the tile that begins with token `first`.
-  void fetch(const Item& item, int first, int which) const {
+  // Asks for the tile that begins with token `first`, while one of `meanwhile` tokens is computed.
+  void look_ahead(const Item& item, int first, int meanwhile) {
     const int count = std::min(KV_TILE, span(item).end - first);
     const int32_t* table = block_table(item, first);
     const int64_t bytes = block_numbers() * step_.reading.bytes;
-    for (int block = 0; block * step_.cache.block_size < count; ++block) {
-      const char* from = step_.cache.data + block_index(item, table[block], which) * bytes;
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
-    }
+    ahead_.begin((count + meanwhile - 1) / meanwhile);
+    for (int which = 0; which < 2; ++which)
+      for (int block = 0; block * step_.cache.block_size < count; ++block)
+        ahead_.add(step_.cache.data + block_index(item, table[block], which) * bytes, bytes);
   }
 
   const int32_t* block_table(const Item& item, int first) const {
@@ -179,10 +187,8 @@ class Worker {
     return to;
   }
 
-  // Add a tile: context tokens [first, first + count). What comes next is the tile of `next` that
-  // begins with token `next_first`.
-  void visit(const Item& item, int rows, int first, int count, const Item* next, int next_first) {
-    if (next != nullptr) fetch(*next, next_first, 0);
+  // Add a tile: context tokens [first, first + count).
+  void visit(const Item& item, int rows, int first, int count) {
     const int num_blocks = (count + step_.cache.block_size - 1) / step_.cache.block_size;
     const int32_t* table = block_table(item, first);
     for (int block = 0; block < num_blocks; ++block) {
@@ -198,14 +204,13 @@ class Worker {
     score(rows, num_blocks, columns);
     for (int row = 0; row < rows; ++row)
       weigh(row, hidden_[row] - first, visible_[row] - first, columns);
-    if (next != nullptr) fetch(*next, next_first, 1);
     const int dim = step_.cache.padded_dim;
     const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE),
                       dim,  dim,        false};
     for (int block = 0; block < num_blocks; ++block)
       for (int column = 0; column < shape.columns; ++column)
         right_[block * shape.columns + column] = value_blocks_[block] + column * LANES;
-    multiplier_.multiply(shape, weights_, right_, sums_);
+    multiplier_.multiply(shape, weights_, right_, sums_, ahead_);
   }
 
   // K or V of a block as the products want it.
@@ -241,7 +246,7 @@ class Worker {
         right_[column] = gathered_ + column * LANES * (int64_t)shape.steps;
       shape.right_stride = LANES;
     }
-    multiplier_.multiply(shape, queries_, right_, scores_);
+    multiplier_.multiply(shape, queries_, right_, scores_, ahead_);
   }
 
   // Blocks narrower than a column: put several side by side.
@@ -344,8 +349,10 @@ class Worker {
 
   const Step& step_;
   NoSubnormals no_subnormals_;
+  Ahead ahead_;
   Multiplier multiplier_;
   bool has_memory_ = false;
+  const Item* foreseen_ = nullptr;  // its first tile has been asked for
   uint32_t *queries_, *weights_, *decoded_, *gathered_;
   const uint32_t** right_;
   float *scores_, *sums_, *totals_;

@@ -3,12 +3,14 @@
 // The right operand lies in blocks of the cache. A column is LANES numbers wide;
 // right[b * columns + c] is where its numbers of block b begin, those of the next step are
 // `right_stride` words further. Steps are taken in order, block by block, one after the other into
-// the same sum: whichever rows are computed together, each has the same bits.
+// the same sum: whichever rows are computed together, each has the same bits. Each line that is
+// read of the right operand is a moment to ask for another one of those ahead.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "ahead.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -107,7 +109,8 @@ struct Shape {
 
 template <class Product, int R, int C>
 HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left,
-                                  const uint32_t* const* right, int first_column, float* out) {
+                                  const uint32_t* const* right, int first_column, float* out,
+                                  Ahead& ahead) {
   Floats sums[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c)
@@ -120,6 +123,7 @@ HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left,
     const uint32_t* row = left + (int64_t)block * shape.steps * Product::LEFT_WORDS;
     for (int step = 0; step < shape.steps; ++step) {
       const int64_t offset = step * shape.right_stride;
+      ahead.ask(C);
       if constexpr (C == 4) {
         const typename Product::Right b0(columns[0] + offset), b1(columns[1] + offset),
             b2(columns[2] + offset), b3(columns[3] + offset);
@@ -147,15 +151,15 @@ HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left,
 
 template <class Product, int R>
 void multiply_rows(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
-                   float* out) {
+                   float* out, Ahead& ahead) {
   int column = 0;
   if constexpr (COLUMNS_AT_ONCE == 4)
     for (; column + 4 <= shape.columns; column += 4)
-      multiply_few<Product, R, 4>(shape, left, right, column, out);
+      multiply_few<Product, R, 4>(shape, left, right, column, out, ahead);
   for (; column + 2 <= shape.columns; column += 2)
-    multiply_few<Product, R, 2>(shape, left, right, column, out);
+    multiply_few<Product, R, 2>(shape, left, right, column, out, ahead);
   for (; column < shape.columns; ++column)
-    multiply_few<Product, R, 1>(shape, left, right, column, out);
+    multiply_few<Product, R, 1>(shape, left, right, column, out, ahead);
 }
 
 template <class Product>
@@ -163,23 +167,23 @@ struct Multiplier {
   using Left = Product;
   void prepare(int, int) {}
 
-  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
-                float* out) {
+  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out,
+                Ahead& ahead) {
     for (int row = 0; row < shape.rows; row += ROWS_AT_ONCE) {
       const uint32_t* rows = left + row * shape.left_stride;
       float* sums = out + row * shape.out_stride;
       switch (std::min(shape.rows - row, ROWS_AT_ONCE)) {
         case 4:
-          multiply_rows<Product, 4>(shape, rows, right, sums);
+          multiply_rows<Product, 4>(shape, rows, right, sums, ahead);
           break;
         case 3:
-          multiply_rows<Product, 3>(shape, rows, right, sums);
+          multiply_rows<Product, 3>(shape, rows, right, sums, ahead);
           break;
         case 2:
-          multiply_rows<Product, 2>(shape, rows, right, sums);
+          multiply_rows<Product, 2>(shape, rows, right, sums, ahead);
           break;
         default:
-          multiply_rows<Product, 1>(shape, rows, right, sums);
+          multiply_rows<Product, 1>(shape, rows, right, sums, ahead);
       }
     }
   }
@@ -214,8 +218,8 @@ class TileMultiplier {
     tiles_.configure(shapes);
   }
 
-  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right,
-                float* out) {
+  void multiply(const Shape& shape, const uint32_t* left, const uint32_t* const* right, float* out,
+                Ahead& ahead) {
     // Products with K have one block and steps in sixteens; those with V the steps of a block.
     const bool keys = shape.blocks == 1 && shape.from_zero;
     memory_is_read(left);
@@ -224,14 +228,14 @@ class TileMultiplier {
       float* sums = out + row * shape.out_stride;
       int column = 0;
       for (; column + 4 <= shape.columns; column += 4)
-        keys ? few<4, true>(shape, rows, right, column, sums)
-             : few<4, false>(shape, rows, right, column, sums);
+        keys ? few<4, true>(shape, rows, right, column, sums, ahead)
+             : few<4, false>(shape, rows, right, column, sums, ahead);
       for (; column + 2 <= shape.columns; column += 2)
-        keys ? few<2, true>(shape, rows, right, column, sums)
-             : few<2, false>(shape, rows, right, column, sums);
+        keys ? few<2, true>(shape, rows, right, column, sums, ahead)
+             : few<2, false>(shape, rows, right, column, sums, ahead);
       for (; column < shape.columns; ++column)
-        keys ? few<1, true>(shape, rows, right, column, sums)
-             : few<1, false>(shape, rows, right, column, sums);
+        keys ? few<1, true>(shape, rows, right, column, sums, ahead)
+             : few<1, false>(shape, rows, right, column, sums, ahead);
     }
     memory_is_read(out);
   }
@@ -239,7 +243,7 @@ class TileMultiplier {
  private:
   template <int C, bool KEYS>
   void few(const Shape& shape, const uint32_t* left, const uint32_t* const* right, int column,
-           float* out) {
+           float* out, Ahead& ahead) {
     const int64_t left_bytes = shape.left_stride * 4, right_bytes = shape.right_stride * 4;
     const int64_t out_bytes = shape.out_stride * 4;
     const int steps_at_once = KEYS ? 16 : pairs_;
@@ -266,9 +270,11 @@ class TileMultiplier {
   if constexpr (KEYS) {                                \
     _tile_loadd(5, right_of[c] + offset, right_bytes); \
     _tile_dpbf16ps(c, 4, 5);                           \
+    ahead.ask(16);                                     \
   } else {                                             \
     _tile_loadd(7, right_of[c] + offset, right_bytes); \
     _tile_dpbf16ps(c, 6, 7);                           \
+    ahead.ask(pairs_);                                 \
   }
         HEADRACE_COLUMN(0)
         if constexpr (C > 1) {
