@@ -16,7 +16,7 @@ from typing import Literal
 
 from gateway.jax_probe import JaxProbe
 from gateway.machine import Machine
-from kernels_pallas.choice import foresee_kernel, kernels_dir
+from kernels_pallas.choice import default_block_size, foresee_kernel, kernels_dir
 from kernels_pallas.gpu_choice import GpuUse
 
 __all__ = [
@@ -45,7 +45,6 @@ GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB
 COMFORTABLE_MEMORY_BYTES = 6 * GIB
 COMFORTABLE_DISK_BYTES = 1 * GIB
-DEFAULT_BLOCK_SIZE = 16
 
 # From, and below which. A test compares them with pyproject.toml.
 SUPPORTED_VERSIONS = {"jax": ("0.11.2", "0.13"), "flax": ("0.12", "0.13")}
@@ -168,7 +167,7 @@ def check_attention(probe: JaxProbe, cache: Path) -> Check:
         return Check("attention", "fail", "none", "without a device nothing can run")
     seen = foresee_kernel(
         platform=probe.backend,
-        block_size=DEFAULT_BLOCK_SIZE,
+        block_size=default_block_size(probe.backend),
         folder=kernels_dir(cache),
         # Of the model nothing is known here: bfloat16, and heads of at most 128, as most have.
         gpu=GpuUse(device=probe.devices[0].kind) if probe.backend == "gpu" else None,

@@ -37,7 +37,7 @@ from jaxengine.step_time import StepTimeModel
 from jaxengine.token_engine import EngineLimits
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import fp8, native
-from kernels_pallas.choice import KernelChoice, choose_kernel, kernels_dir
+from kernels_pallas.choice import KernelChoice, choose_kernel, default_block_size, kernels_dir
 from kernels_pallas.gpu_choice import GpuUse
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
@@ -84,7 +84,7 @@ class EngineOptions:
     max_num_queued_requests: int = 1024
     max_num_queued_tokens: int | None = 1 << 20
     queue_timeout_s: float | None = 300.0
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
     kv_cache_memory_share: float | None = None
     num_kv_blocks: int | None = None
@@ -207,7 +207,7 @@ def plan_engine(
             f"max_model_len {wanted} exceeds the model's context of "
             f"{model.max_position_embeddings} tokens"
         )
-    max_model_len = min(wanted, num_usable * options.block_size)
+    max_model_len = min(wanted, num_usable * _block_size(options))
     config = EngineConfig(
         dtype=options.dtype,
         quantization=options.quantization,
@@ -227,7 +227,7 @@ def plan_engine(
         max_num_queued_requests=options.max_num_queued_requests,
         max_num_queued_tokens=options.max_num_queued_tokens,
         queue_timeout_s=options.queue_timeout_s,
-        block_size=options.block_size,
+        block_size=_block_size(options),
         num_blocks=num_usable + 1,
         watermark=options.watermark,
         enable_prefix_caching=options.enable_prefix_caching,
@@ -394,7 +394,11 @@ def _load(
 def _with_one_request(options: EngineOptions, model: ModelConfig) -> EngineOptions:
     """Return the options for a cache of one request of the full length."""
     max_model_len = options.max_model_len or model.max_position_embeddings
-    return replace(options, num_kv_blocks=-(-max_model_len // options.block_size))
+    return replace(options, num_kv_blocks=-(-max_model_len // _block_size(options)))
+
+
+def _block_size(options: EngineOptions) -> int:
+    return options.block_size or default_block_size(jax.default_backend())
 
 
 def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoice:
@@ -409,7 +413,7 @@ def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoic
     choice = choose_kernel(
         options.attention_kernel,
         platform=platform,
-        block_size=options.block_size,
+        block_size=_block_size(options),
         folder=kernels_dir(cache_dir()),
         gpu=gpu if platform == "gpu" else None,
     )
@@ -427,7 +431,7 @@ def _can_pack(config: EngineConfig, attention: KernelChoice) -> bool:
 
 def _block_bytes(options: EngineOptions, model: ModelConfig, kernel: AttentionKernel) -> int:
     dtype = resolve_kv_cache_dtype(options.kv_cache_dtype, options.dtype)
-    return kv_block_bytes(model, block_size=options.block_size, dtype=dtype, kernel=kernel)
+    return kv_block_bytes(model, block_size=_block_size(options), dtype=dtype, kernel=kernel)
 
 
 def _cache_bytes(options: EngineOptions, memory_bytes: int) -> int:

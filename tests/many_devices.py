@@ -203,6 +203,7 @@ def built() -> dict[str, Any]:
         tensor_parallel_size=len(jax.devices()),
         max_num_seqs=8,
         max_num_batched_tokens=16,
+        block_size=16,
         num_kv_blocks=20,
     )
     engine = build_engine(RandomCheckpoint(num_hidden_layers=1), options, memory_bytes=1 << 30)

@@ -23,7 +23,8 @@ __all__ = ["TINY", "ServedProcess", "read_metrics", "served", "wait_until_idle"]
 # 8 requests of the full length of 512 tokens need: some lose theirs and are computed again.
 TINY = (
     *(str(TINY_DIR / "llama"), "--served-model-name", "tiny"),
-    *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--num-kv-blocks", "120"),
+    *("--max-num-seqs", "8", "--max-num-batched-tokens", "64"),
+    *("--block-size", "16", "--num-kv-blocks", "120"),
 )
 
 POLL_INTERVAL_S = 0.02

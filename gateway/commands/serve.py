@@ -203,7 +203,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
             max_num_queued_requests=options["max_num_queued_reqs"],
             max_num_queued_tokens=options["max_num_queued_tokens"],
             queue_timeout_s=options["queue_timeout"] or None,
-            block_size=int(options["block_size"]),
+            block_size=options["block_size"],
             kv_cache_memory_bytes=options["kv_cache_memory_bytes"],
             kv_cache_memory_share=options["kv_cache_memory_share"],
             num_kv_blocks=options["num_kv_blocks"],

@@ -62,7 +62,7 @@ class ServeOptions(DoorOptions):
     coordinator_address: str | None
     num_processes: int | None
     process_id: int | None
-    block_size: str
+    block_size: int | None
     kv_cache_memory_bytes: int | None
     kv_cache_memory_share: float | None
     num_kv_blocks: int | None
@@ -246,9 +246,8 @@ KV_CACHE = (
     ),
     click.option(
         "--block-size",
-        default="16",
-        type=click.Choice(["8", "16", "32", "64", "128"]),
-        help="Tokens of a KV block.",
+        type=click.Choice([8, 16, 32, 64, 128]),
+        help="Tokens of a KV block. [default: 32 on a CPU, else 16]",
     ),
     click.option(
         "--kv-cache-memory-bytes",

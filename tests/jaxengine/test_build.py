@@ -25,7 +25,18 @@ MODEL = ModelConfig.from_hf(HF_CONFIG)  # context 512
 
 
 def plan(memory_bytes=1 << 40, model=MODEL, **options):
-    return plan_engine(EngineOptions(**options), model, memory_bytes=memory_bytes)
+    return plan_engine(
+        EngineOptions(**{"block_size": 16} | options), model, memory_bytes=memory_bytes
+    )
+
+
+@pytest.mark.parametrize(("platform", "block_size"), [("cpu", 32), ("gpu", 16)])
+def test_blocks_are_as_large_as_the_kernels_of_the_device_like_them(
+    monkeypatch, platform, block_size
+):
+    monkeypatch.setattr(build.jax, "default_backend", lambda: platform)
+    config, _ = plan(block_size=None, kv_cache_memory_bytes=64 * BLOCK_BYTES)
+    assert (config.block_size, config.num_blocks) == (block_size, 64 * 16 // block_size)
 
 
 def test_wishes_become_the_configuration_word_by_word():
@@ -194,6 +205,7 @@ SMALL = EngineOptions(
     dtype="float32",
     max_num_seqs=8,
     max_num_batched_tokens=32,
+    block_size=16,
     num_kv_blocks=20,
     attention_kernel="reference",
 )

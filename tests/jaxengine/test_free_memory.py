@@ -19,7 +19,11 @@ MIB = 1 << 20
 BLOCK_BYTES = 2 * 2 * 16 * 64 * 4
 
 OPTIONS = EngineOptions(
-    dtype="float32", max_num_seqs=8, max_num_batched_tokens=32, attention_kernel="reference"
+    dtype="float32",
+    max_num_seqs=8,
+    max_num_batched_tokens=32,
+    block_size=16,
+    attention_kernel="reference",
 )
 
 
