@@ -65,13 +65,13 @@ def call_bytes(sizes: LayerSizes, *, num_tokens: int, num_rows: int) -> int:
 def worker_bytes(sizes: LayerSizes) -> int:
     """Return what a thread keeps for a tile of attention.
 
-    That is queries, scores, weights, sums, and operands that do not lie as they should, counted for
+    That is queries, scores, sums, and operands that do not lie as they should, counted for
     the processor that takes most: others take a few kilobytes less.
     """
     head_dim = _rounded_up(sizes.head_dim, HEAD_MULTIPLE)
     per_word = 2 if product_dtype(sizes.kv_cache_dtype) == "bfloat16" else 1
     num_blocks = KV_TILE // sizes.block_size
-    words = MAX_ROWS * (2 * head_dim + 2 * KV_TILE + MOST_LANES) + 2 * head_dim
+    words = MAX_ROWS * (2 * head_dim + KV_TILE + MOST_LANES) + 2 * head_dim
     if sizes.kv_cache_dtype not in ("bfloat16", "float32"):  # decoded, K and V
         words += 2 * KV_TILE * head_dim // per_word
     if sizes.block_size < MOST_LANES:  # keys of blocks side by side

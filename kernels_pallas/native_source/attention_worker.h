@@ -22,6 +22,7 @@ constexpr int MAX_ROWS = 64;
 constexpr int MIN_BLOCK_SIZE = 8;
 static_assert(2 * KV_TILE / MIN_BLOCK_SIZE <= Ahead::MOST, "the blocks of a tile");
 constexpr float MASKED = -1e30f;
+constexpr float LOG2_E = 1.44269504f;
 
 // Everything that the query rows of a step share.
 struct Step {
@@ -49,7 +50,6 @@ class Worker {
     const auto reserve = [&](int64_t words) { return parts.add<uint32_t>(words); };
     const size_t queries = reserve(MAX_ROWS * Left::row_words(dim));
     const size_t scores = reserve(MAX_ROWS * KV_TILE);
-    const size_t weights = reserve(MAX_ROWS * Left::row_words(KV_TILE));
     const size_t sums = reserve(MAX_ROWS * dim);
     const size_t totals = reserve(MAX_ROWS * LANES);
     const size_t room = reserve(2 * dim);
@@ -66,7 +66,6 @@ class Worker {
     has_memory_ = true;
     queries_ = (uint32_t*)(memory + queries);
     scores_ = (float*)(memory + scores);
-    weights_ = (uint32_t*)(memory + weights);
     sums_ = (float*)(memory + sums);
     totals_ = (float*)(memory + totals);
     room_ = (float*)(memory + room);
@@ -202,15 +201,13 @@ class Worker {
     }
     const int columns = (num_blocks * step_.cache.block_size + LANES - 1) / LANES;
     score(rows, num_blocks, columns);
-    for (int row = 0; row < rows; ++row)
-      weigh(row, hidden_[row] - first, visible_[row] - first, columns);
+    weigh(rows, first, columns);
     const int dim = step_.cache.padded_dim;
-    const Shape shape{rows, num_blocks, value_steps(), dim / LANES, Left::row_words(KV_TILE),
-                      dim,  dim,        false};
+    const Shape shape{rows, num_blocks, value_steps(), dim / LANES, KV_TILE, dim, dim, false};
     for (int block = 0; block < num_blocks; ++block)
       for (int column = 0; column < shape.columns; ++column)
         right_[block * shape.columns + column] = value_blocks_[block] + column * LANES;
-    multiplier_.multiply(shape, weights_, right_, sums_, ahead_);
+    multiplier_.multiply(shape, (const uint32_t*)scores_, right_, sums_, ahead_);
   }
 
   // K or V of a block as the products want it.
@@ -264,58 +261,91 @@ class Worker {
     }
   }
 
-  // Turn a row's scores into weights, and what it has summed so far into their scale. It sees
-  // tokens [hidden, visible) of the tile, if there are any.
-  void weigh(int row, int hidden, int visible, int columns) {
-    uint32_t* weights = weights_ + row * Left::row_words(KV_TILE);
-    const int seen = std::min((visible + LANES - 1) / LANES, columns);
-    const int begin = std::max(hidden, 0) / LANES;
-    if (visible <= 0 || begin >= seen) {
-      for (int column = 0; column < columns; ++column) Left::put(weights, column * LANES, Floats{});
-      return;
+  // Turns scores into weights in their place, and what rows have summed so far into their scale.
+  void weigh(int rows, int first, int columns) {
+    for (int row = 0; row < rows; row += LANES) {
+      const int end = std::min(row + LANES, rows);
+      alignas(64) float highest[LANES] = {}, decays[LANES];
+      for (int r = row; r < end; ++r) highest[r - row] = highest_score(r, seen(r, first, columns));
+      // A decay is 1 exactly where the maximum stays.
+      const Floats maxima = load<Floats>(maxima_ + row), raised = load<Floats>(highest);
+      store(decays, power_of_two((maxima - raised) * LOG2_E));
+      for (int r = row; r < end; ++r) {
+        maxima_[r] = highest[r - row];
+        weigh_row(r, seen(r, first, columns), columns, decays[r - row]);
+      }
     }
-    // Replaces what the row does not see of a column, whatever it is.
-    const auto hide = [&](Floats x, int column, float by) {
+  }
+
+  // What a row sees of a tile: tokens [hidden, visible). They are in columns [begin, end), of which
+  // it sees [whole, end_whole) from end to end.
+  struct Seen {
+    int hidden, visible, begin, end, whole, end_whole;
+
+    // Replaces what is not seen of a column, whatever it is.
+    HEADRACE_INLINE Floats hide(Floats x, int column, float by) const {
       const int before = hidden - column * LANES, rest = visible - column * LANES;
       if (rest < LANES) x = lane_numbers() < all_bits(rest) ? x : all(by);
       if (before > 0) x = lane_numbers() < all_bits(before) ? all(by) : x;
       return x;
-    };
+    }
+  };
+
+  HEADRACE_INLINE Seen seen(int row, int first, int columns) const {
+    const int hidden = std::max(hidden_[row] - first, 0), visible = visible_[row] - first;
+    const int end = std::clamp((visible + LANES - 1) / LANES, 0, columns);
+    const int begin = std::min(hidden / LANES, end);
+    const int whole = std::min((hidden + LANES - 1) / LANES, end);
+    return {hidden, visible, begin, end, whole, std::clamp(visible / LANES, whole, end)};
+  }
+
+  // Of those so far and of the tile, whose scores become what they count as.
+  HEADRACE_INLINE float highest_score(int row, const Seen& seen) {
     float* scores = scores_ + row * KV_TILE;
-    // Most tiles of a long context: every score is one, as it is.
-    const bool is_plain = hidden <= 0 && visible >= columns * LANES && !step_.reading.scaled &&
-                          !(step_.options.soft_cap > 0);
-    Floats maximum = all(maxima_[row]);
-    for (int column = 0; is_plain && column < columns; ++column)
-      maximum = larger(load<Floats>(scores + column * LANES), maximum);
-    for (int column = begin; !is_plain && column < seen; ++column) {
+    const bool scaled = step_.reading.scaled, soft = step_.options.soft_cap > 0;
+    for (int column = seen.begin; (scaled || soft) && column < seen.end; ++column) {
       Floats x = load<Floats>(scores + column * LANES);
-      if (step_.reading.scaled) x = x * load<Floats>(key_scales_ + column * LANES);
-      if (step_.options.soft_cap > 0) x = capped(x, step_.options.soft_cap);
-      x = hide(x, column, MASKED);
-      if (step_.reading.scaled || step_.options.soft_cap > 0) store(scores + column * LANES, x);
-      maximum = larger(x, maximum);
+      if (scaled) x = x * load<Floats>(key_scales_ + column * LANES);
+      if (soft) x = capped(x, step_.options.soft_cap);
+      store(scores + column * LANES, x);
     }
-    const float new_maximum = largest_lane(maximum);
+    Floats highest = all(maxima_[row]);
+    const auto raise = [&](int column) {
+      highest = larger(seen.hide(load<Floats>(scores + column * LANES), column, MASKED), highest);
+    };
+    for (int column = seen.begin; column < seen.whole; ++column) raise(column);
+    for (int column = seen.whole; column < seen.end_whole; ++column)
+      highest = larger(load<Floats>(scores + column * LANES), highest);
+    for (int column = seen.end_whole; column < seen.end; ++column) raise(column);
+    return largest_lane(highest);
+  }
+
+  HEADRACE_INLINE void weigh_row(int row, const Seen& seen, int columns, float decay) {
+    const float* scores = scores_ + row * KV_TILE;
+    uint32_t* weights = (uint32_t*)scores_ + row * KV_TILE;
+    const Floats highest = all(maxima_[row]);
     Floats total{};
-    for (int column = 0; is_plain && column < columns; ++column) {
-      const Floats weight = exponential(load<Floats>(scores + column * LANES) - new_maximum);
+    const auto weight_of = [&](int column) {
+      return power_of_two((load<Floats>(scores + column * LANES) - highest) * LOG2_E);
+    };
+    const auto put = [&](int column) {
+      Floats weight = seen.hide(weight_of(column), column, 0.0f);
       total = total + weight;
+      if (step_.reading.scaled)
+        weight = seen.hide(weight * load<Floats>(value_scales_ + column * LANES), column, 0.0f);
       Left::put(weights, column * LANES, weight);
+    };
+    for (int column = 0; column < seen.begin; ++column)
+      Left::put(weights, column * LANES, Floats{});
+    int column = seen.begin;
+    for (; column < seen.whole; ++column) put(column);
+    for (; !step_.reading.scaled && column + 2 <= seen.end_whole; column += 2) {
+      const Floats weight = weight_of(column), then = weight_of(column + 1);
+      total = total + weight + then;
+      Left::put(weights, column * LANES, weight, then);
     }
-    for (int column = 0; !is_plain && column < columns; ++column) {
-      Floats weight{};
-      if (column >= begin && column < seen) {
-        weight = exponential(load<Floats>(scores + column * LANES) - new_maximum);
-        weight = hide(weight, column, 0.0f);
-        total = total + weight;
-        if (step_.reading.scaled)
-          weight = hide(weight * load<Floats>(value_scales_ + column * LANES), column, 0.0f);
-      }
-      Left::put(weights, column * LANES, weight);
-    }
-    const float decay = exponential(all(maxima_[row] - new_maximum))[0];
-    maxima_[row] = new_maximum;
+    for (; column < seen.end; ++column) put(column);
+    for (; column < columns; ++column) Left::put(weights, column * LANES, Floats{});
     float* totals = totals_ + row * LANES;
     store(totals, multiply_add(load<Floats>(totals), all(decay), total));
     if (decay == 1.0f) return;
@@ -353,11 +383,11 @@ class Worker {
   Multiplier multiplier_;
   bool has_memory_ = false;
   const Item* foreseen_ = nullptr;  // its first tile has been asked for
-  uint32_t *queries_, *weights_, *decoded_, *gathered_;
+  uint32_t *queries_, *decoded_, *gathered_;
   const uint32_t** right_;
   float *scores_, *sums_, *totals_;
   float* room_;  // for two heads
-  float maxima_[MAX_ROWS];
+  alignas(64) float maxima_[MAX_ROWS];
   // A row sees positions [hidden, visible).
   int hidden_[MAX_ROWS], visible_[MAX_ROWS];
   const uint32_t *key_blocks_[KV_TILE / MIN_BLOCK_SIZE], *value_blocks_[KV_TILE / MIN_BLOCK_SIZE];

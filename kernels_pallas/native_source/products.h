@@ -29,11 +29,14 @@ constexpr int COLUMNS_AT_ONCE = 2;
 #endif
 
 // A word of the right operand holds PER_WORD numbers, of as many steps of the sum. The left operand
-// is written by `put`, LANES numbers of a row at a time; for each word on the right it has
-// LEFT_WORDS.
+// is written by `put`, LANES numbers of a row at a time or twice as many; for each word on the
+// right it has LEFT_WORDS.
 struct FloatProduct {
   static constexpr int PER_WORD = 1, LEFT_WORDS = 1;
   static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) { store(row + first, x); }
+  static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x, Floats then) {
+    put(row, first, x), put(row, first + LANES, then);
+  }
   static constexpr int64_t row_words(int64_t numbers) { return numbers; }
 
   struct Right {
@@ -56,6 +59,9 @@ struct PortablePairProduct {
   static constexpr int PER_WORD = 2, LEFT_WORDS = 2;
   static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) {
     store(row + first, round_to_bfloat16(x) << 16);
+  }
+  static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x, Floats then) {
+    put(row, first, x), put(row, first + LANES, then);
   }
   static constexpr int64_t row_words(int64_t numbers) { return numbers; }
 
@@ -83,10 +89,24 @@ HEADRACE_INLINE void put_pairs(uint32_t* row, int first, Floats x) {
 #endif
 }
 
+// Two pieces of a row that follow each other.
+HEADRACE_INLINE void put_pairs(uint32_t* row, int first, Floats x, Floats then) {
+#if defined(HEADRACE_AVX512_BF16)
+  _mm512_storeu_si512((uint16_t*)row + first,
+                      (__m512i)_mm512_cvtne2ps_pbh((__m512)then, (__m512)x));
+#else
+  put_pairs(row, first, x);
+  put_pairs(row, first + LANES, then);
+#endif
+}
+
 #if defined(HEADRACE_AVX512_BF16)
 struct Avx512PairProduct {
   static constexpr int PER_WORD = 2, LEFT_WORDS = 1;
   static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) { put_pairs(row, first, x); }
+  static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x, Floats then) {
+    put_pairs(row, first, x, then);
+  }
   static constexpr int64_t row_words(int64_t numbers) { return numbers / 2; }
 
   struct Right {
@@ -199,6 +219,9 @@ class TileMultiplier {
     static constexpr int PER_WORD = 2, LEFT_WORDS = 1;
     static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x) {
       put_pairs(row, first, x);
+    }
+    static HEADRACE_INLINE void put(uint32_t* row, int first, Floats x, Floats then) {
+      put_pairs(row, first, x, then);
     }
     static constexpr int64_t row_words(int64_t numbers) { return numbers / 2; }
   };

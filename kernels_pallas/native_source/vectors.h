@@ -120,13 +120,14 @@ HEADRACE_INLINE Words round_to_bfloat16(Floats x) {
   return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
+constexpr float ROUND_TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: a sum has no bits for fractions
+
 // e ** x for x <= 0, within two units in the last place; 1 exactly at 0, and 0 below -87, where
 // the result would no longer be normal.
 HEADRACE_INLINE Floats exponential(Floats x) {
-  const float round_to_integer = 12582912.0f;  // 1.5 * 2^23: the sum has no bits left for fractions
   const Floats clamped = larger(x, all(-87.0f));
-  const Floats shifted = multiply_add(clamped, all(1.44269504f), all(round_to_integer));
-  const Floats n = shifted - round_to_integer;
+  const Floats shifted = multiply_add(clamped, all(1.44269504f), all(ROUND_TO_INTEGER));
+  const Floats n = shifted - ROUND_TO_INTEGER;
   // ln 2 in two parts; the first has few enough bits for n times it to be exact.
   Floats r = multiply_add(n, all(-0.693359375f), clamped);
   r = multiply_add(n, all(2.12194440e-4f), r);
@@ -142,6 +143,31 @@ HEADRACE_INLINE Floats exponential(Floats x) {
   // The lowest bits of `shifted` are n: move them into the exponent.
   const Floats result = (Floats)((Words)sum + ((Words)shifted << 23));
   return x < -87.0f ? all(0.0f) : result;
+}
+
+// 2 ** x for x up to about 0, within two units in the last place; 1 exactly at 0, and 0 where the
+// result would not be normal.
+HEADRACE_INLINE Floats power_of_two(Floats x) {
+#if defined(__AVX512DQ__)
+  const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  x = larger(x, all(-127.0f));
+  const Floats shifted = x + ROUND_TO_INTEGER;
+  const Floats r = x - (shifted - ROUND_TO_INTEGER);
+#endif
+  // Taylor's series of e ** (r * ln 2): |r| <= 1/2, so the first term left out is below 2^-22.
+  Floats sum = all(1.54035304e-4f);
+  sum = multiply_add(sum, r, all(1.33335581e-3f));
+  sum = multiply_add(sum, r, all(9.61812911e-3f));
+  sum = multiply_add(sum, r, all(5.55041087e-2f));
+  sum = multiply_add(sum, r, all(2.40226507e-1f));
+  sum = multiply_add(sum, r, all(6.93147181e-1f));
+  sum = multiply_add(sum, r, all(1.0f));
+#if defined(__AVX512DQ__)
+  return (Floats)_mm512_scalef_ps((__m512)sum, (__m512)(x - r));
+#else
+  return (Floats)((Words)sum + ((Words)shifted << 23));
+#endif
 }
 
 // x / (1 + e ** -x)

@@ -16,10 +16,10 @@ SIZES = LayerSizes(
     kv_cache_dtype="bfloat16",
 )
 
-# Words of 4 bytes. Queries and sums of 64 rows: 2 * 64 * 32 = 4096; scores and weights:
-# 2 * 64 * 128 = 16384; totals: 64 * 16 = 1024; room for two heads: 64; 64 pointers, for 8 blocks
-# and 8 columns of 4: 128. Together 21,696 words, 86,784 bytes: 22 pages.
-WORKER = 22 * 4096
+# Words of 4 bytes. Queries and sums of 64 rows: 2 * 64 * 32 = 4096; scores, and
+# weights in their place: 64 * 128 = 8192; totals: 64 * 16 = 1024; room for two heads: 64; 64
+# pointers, for 8 blocks and 8 columns of 4: 128. Together 13,504 words, 54,016 bytes: 14 pages.
+WORKER = 14 * 4096
 
 
 def of_call(num_tokens, *, num_rows=10, **changes):
@@ -59,16 +59,16 @@ def test_the_largest_logits_of_panels_may_be_more_than_a_layer_has():
 
 
 def test_a_cache_that_is_decoded_or_has_narrow_blocks_takes_more():
-    # K and V of 128 tokens in pairs of bfloat16: 2 * 128 * 32 / 2 words, 16,384 bytes: 103,168 in
-    # all, 26 pages. float16 is decoded into float32: 32,768 bytes, 119,552 in all, 30 pages.
-    assert worker_bytes(replace(SIZES, kv_cache_dtype="fp8_e4m3")) == 26 * 4096
-    assert worker_bytes(replace(SIZES, kv_cache_dtype="float16")) == 30 * 4096
+    # K and V of 128 tokens in pairs of bfloat16: 2 * 128 * 32 / 2 words, 16,384 bytes: 70,400 in
+    # all, 18 pages. float16 is decoded into float32: 32,768 bytes, 86,784 in all, 22 pages.
+    assert worker_bytes(replace(SIZES, kv_cache_dtype="fp8_e4m3")) == 18 * 4096
+    assert worker_bytes(replace(SIZES, kv_cache_dtype="float16")) == 22 * 4096
     # Blocks of 8: keys of a tile side by side, 128 * 16 words, and 128 pointers instead of 64:
-    # 86,784 + 8192 + 512 = 95,488, 24 pages.
-    assert worker_bytes(replace(SIZES, block_size=8)) == 24 * 4096
+    # 54,016 + 8192 + 512 = 62,720, 16 pages.
+    assert worker_bytes(replace(SIZES, block_size=8)) == 16 * 4096
 
 
 def test_heads_count_with_their_padding():
-    # 40 is padded to 64: 64 rows * 2 * 64, 16,384, 1024, 128, and 128 pointers of two words:
-    # 8192 + 16,384 + 1024 + 128 + 256 = 25,984 words, 103,936 bytes: 26 pages.
-    assert worker_bytes(replace(SIZES, head_dim=40)) == 26 * 4096
+    # 40 is padded to 64: 64 rows * 2 * 64, 8192, 1024, 128, and 128 pointers of two words:
+    # 8192 + 8192 + 1024 + 128 + 256 = 17,792 words, 71,168 bytes: 18 pages.
+    assert worker_bytes(replace(SIZES, head_dim=40)) == 18 * 4096
