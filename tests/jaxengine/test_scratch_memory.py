@@ -22,7 +22,7 @@ CONFIG = EngineConfig(
 )
 
 # Of attention, with heads of 16 padded to 32.
-WORKER = 22 * 4096
+WORKER = 14 * 4096
 
 
 @pytest.fixture(autouse=True)
