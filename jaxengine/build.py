@@ -398,7 +398,9 @@ def _with_one_request(options: EngineOptions, model: ModelConfig) -> EngineOptio
 
 
 def _block_size(options: EngineOptions) -> int:
-    return options.block_size or default_block_size(jax.default_backend())
+    if options.block_size is None:
+        return default_block_size(jax.default_backend())
+    return options.block_size
 
 
 def _choose_attention(options: EngineOptions, model: ModelConfig) -> KernelChoice:

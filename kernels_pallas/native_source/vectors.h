@@ -145,8 +145,8 @@ HEADRACE_INLINE Floats exponential(Floats x) {
   return x < -87.0f ? all(0.0f) : result;
 }
 
-// 2 ** x for x up to about 0, within two units in the last place; 1 exactly at 0, and 0 where the
-// result would not be normal.
+// 2 ** x for x <= 0, within two units in the last place; 1 exactly at 0, and nothing that counts
+// where the result would not be normal.
 HEADRACE_INLINE Floats power_of_two(Floats x) {
 #if defined(__AVX512DQ__)
   const Floats r = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);

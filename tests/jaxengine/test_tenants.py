@@ -118,18 +118,14 @@ def test_who_has_running_requests_only_is_lifted_when_it_asks_for_more():
 # Names of tenants come from clients.
 
 
-def num_tenants_alive() -> int:
-    gc.collect()
-    return sum(isinstance(thing, Tenant) for thing in gc.get_objects())
-
-
 def test_only_so_many_absent_tenants_are_remembered():
     ledger = TenantLedger({})
 
     def come_and_go(start: int, count: int) -> int:
         for index in range(start, start + count):
             leave(ledger, arrive(ledger, f"t{index}"))
-        return num_tenants_alive()
+        gc.collect()
+        return sum(isinstance(thing, Tenant) for thing in gc.get_objects())
 
     before = come_and_go(0, 0)  # those that other tests' schedulers hold
     assert come_and_go(0, 2 * MAX_ABSENT_TENANTS) - before <= MAX_ABSENT_TENANTS
