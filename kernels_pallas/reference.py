@@ -264,6 +264,9 @@ def _online_softmax(
     data = kv_cache.data.reshape(-1, block_size * head_dim)
     scales = None if kv_cache.scales is None else kv_cache.scales.reshape(-1, block_size)
     heads = jnp.arange(num_kv_heads)[None, :, None]
+    row_shape = (num_seqs, num_kv_heads, num_rows)
+    # With the tokens last, and as a plain product of two matrices: XLA turns what is not one so that
+    # they come first, and adds some sizes of that in another order (64 rows by 8, on AMD's Zen 5).
     ones = jnp.ones((SUM_COLUMNS, KV_TILE), jnp.float32)
 
     def gather(blocks: Array, which: int) -> tuple[Array, Array | None]:
@@ -297,17 +300,17 @@ def _online_softmax(
         new_max = jnp.maximum(running_max, scores.max(-1))
         weights = jnp.where(visible, jnp.exp(scores - new_max[..., None]), 0.0)
         decay = jnp.exp(running_max - new_max)
-        tile_total = _product("bkrc,xc->bkrx", weights, ones)[..., 0]
+        totals = _product("rc,xc->rx", weights.reshape(-1, KV_TILE), ones)[:, 0]
+        tile_total = totals.reshape(row_shape)
         if value_scales is not None:
             weights = jnp.where(visible, weights * value_scales, 0.0)
         tile_out = _product("bkrc,bkch->bkrh", weights.astype(values.dtype), values)
         return new_max, total * decay + tile_total, out * decay[..., None] + tile_out
 
-    rows = (num_seqs, num_kv_heads, num_rows)
     start = (
-        jnp.full(rows, MASKED, jnp.float32),
-        jnp.zeros(rows, jnp.float32),
-        jnp.zeros((*rows, head_dim), jnp.float32),
+        jnp.full(row_shape, MASKED, jnp.float32),
+        jnp.zeros(row_shape, jnp.float32),
+        jnp.zeros((*row_shape, head_dim), jnp.float32),
     )
     num_tiles = (num_keys + KV_TILE - 1) // KV_TILE
     first_tile: Array | int = 0

@@ -4,11 +4,20 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace headrace {
 
 constexpr int64_t LINE_BYTES = 64;
+
+// Which cache a line is asked into, as __builtin_prefetch counts them: tiles are loaded past the
+// nearest one, which they would only fill.
+#if defined(HEADRACE_AMX)
+constexpr int NEARNESS = 2;
+#else
+constexpr int NEARNESS = 3;
+#endif
 
 // Pieces of memory that will be needed. A core that asks for more lines than it can wait for stands
 // still, so it asks for some whenever it has read others.
@@ -39,7 +48,7 @@ class Ahead {
     while (lines > 0 && piece_ < pieces_) {
       const Piece& piece = all_[piece_];
       const int64_t end = std::min(piece.bytes, at_ + lines * LINE_BYTES);
-      for (; at_ < end; at_ += LINE_BYTES, --lines) __builtin_prefetch(piece.from + at_, 0, 2);
+      for (; at_ < end; at_ += LINE_BYTES, --lines) __builtin_prefetch(piece.from + at_, 0, NEARNESS);
       if (at_ < piece.bytes) return;
       ++piece_;
       at_ = 0;

@@ -1,6 +1,5 @@
 #include "int8_product.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -8,6 +7,7 @@
 #include "panels.h"
 #include "tile_panels.h"
 #include "tiles.h"
+#include "vector_panels.h"
 #include "vectors.h"
 
 #if defined(HEADRACE_AMX) && defined(__AMX_INT8__)
@@ -20,7 +20,6 @@ namespace {
 using Rows = Int8Product::Rows;
 using Weights = Int8Product::Weights;
 
-constexpr int WORD = Int8Product::WORD;
 
 // Both scales, for LANES sums of a token, from output `first` of a column on.
 HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, int64_t column,
@@ -139,66 +138,17 @@ struct Dot {
 
 #endif
 
-class Vectors : public Multiplying {
- public:
-  Vectors(const Rows& x, const Weights& w) : x_(x), w_(w) {}
+struct Vectors : Dot {
+  using Number = int8_t;
+  using Sums = Ints;
 
-  void operator()(const Share& share, const Sums& sums) override {
-    alignas(64) float numbers[MOST * WIDTH];
-    for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
-      const int64_t columns[PANEL] = {sums.column(panel, 0), sums.column(panel, 1)};
-      for (int64_t token = share.first_token, rows; token < share.end_token; token += rows) {
-        rows = some(token, share.end_token - token, columns, numbers);
-        sums.take(token, rows, panel, numbers);
-      }
-    }
+  Ints begin(int64_t token) const { return Dot::begin(x.rows.sums[token]); }
+  Floats floats(int64_t token, int64_t column, int first, Ints sums) const {
+    return scaled(x, w, token, column, first, sums);
   }
 
- private:
-  // Computes some of so many tokens, and returns how many.
-  int64_t some(int64_t token, int64_t rows, const int64_t* columns, float* sums) {
-    if (rows >= MOST) return few<MOST>(token, columns, sums);
-    if constexpr (MOST > 4)
-      if (rows >= 4) return few<4>(token, columns, sums);
-    return rows >= 2 ? few<2>(token, columns, sums) : few<1>(token, columns, sums);
-  }
-
-  static constexpr int PARTS = COLUMN / LANES, VECTORS = PANEL * PARTS;
-  static constexpr int MOST = LANES == 16 ? 8 : 2;  // tokens whose sums fit into the registers
-
-  template <int R>
-  int64_t few(int64_t first, const int64_t* columns, float* to) {
-    const int8_t* weights[PANEL] = {w_.column(columns[0]), w_.column(columns[1])};
-    const int64_t inputs = w_.inputs;
-    const int8_t* x = x_.rows.numbers + first * inputs;
-    Ints sums[R][VECTORS];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] = Dot::begin(x_.rows.sums[first + r]);
-    for (int64_t input = 0; input < inputs; input += WORD) {
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) {
-        const int8_t* from = weights[v / PARTS] + input * COLUMN + v % PARTS * LANES * WORD;
-        const typename Dot::Left left(load<Words>(from));
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          const typename Dot::Right right(load<uint32_t>(x + r * inputs + input));
-          sums[r][v] = Dot::add(sums[r][v], left, right);
-        }
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v)
-        store(to + r * WIDTH + v * LANES,
-              scaled(x_, w_, first + r, columns[v / PARTS], v % PARTS * LANES, sums[r][v]));
-    return R;
-  }
-
-  const Rows x_;
-  const Weights w_;
+  Rows x;
+  Weights w;
 };
 
 }  // namespace
@@ -208,7 +158,7 @@ std::unique_ptr<Multiplying> Int8Product::new_multiplying(const Rows& x, const W
 #if defined(HEADRACE_AMX_INT8)
   if (may_use_tiles()) return std::make_unique<TilePanels<Tiles>>(Tiles{x, w}, tokens);
 #endif
-  return std::make_unique<Vectors>(x, w);
+  return std::make_unique<VectorPanels<Vectors>>(Vectors{{}, x, w});
 }
 
 }  // namespace headrace

@@ -132,40 +132,26 @@ HEADRACE_INLINE void multiply_few(const Shape& shape, const uint32_t* left,
                                   const uint32_t* const* right, int first_column, float* out,
                                   Ahead& ahead) {
   Floats sums[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c)
+  HEADRACE_UNROLL for (int r = 0; r < R; ++r)
+    HEADRACE_UNROLL for (int c = 0; c < C; ++c)
       sums[r][c] = shape.from_zero
                        ? all(0.0f)
                        : load<Floats>(out + r * shape.out_stride + (first_column + c) * LANES);
   for (int block = 0; block < shape.blocks; ++block) {
-    const uint32_t* columns[C];
-    for (int c = 0; c < C; ++c) columns[c] = right[block * shape.columns + first_column + c];
+    const uint32_t* const* columns = right + block * shape.columns + first_column;
     const uint32_t* row = left + (int64_t)block * shape.steps * Product::LEFT_WORDS;
     for (int step = 0; step < shape.steps; ++step) {
-      const int64_t offset = step * shape.right_stride;
       ahead.ask(C);
-      if constexpr (C == 4) {
-        const typename Product::Right b0(columns[0] + offset), b1(columns[1] + offset),
-            b2(columns[2] + offset), b3(columns[3] + offset);
-        for (int r = 0; r < R; ++r) {
-          const uint32_t* a = row + r * shape.left_stride + step * Product::LEFT_WORDS;
-          sums[r][0] = Product::add(sums[r][0], a, b0);
-          sums[r][1] = Product::add(sums[r][1], a, b1);
-          sums[r][2] = Product::add(sums[r][2], a, b2);
-          sums[r][3] = Product::add(sums[r][3], a, b3);
-        }
-      } else {
-        for (int c = 0; c < C; ++c) {
-          const typename Product::Right b(columns[c] + offset);
-          for (int r = 0; r < R; ++r)
-            sums[r][c] = Product::add(sums[r][c],
-                                      row + r * shape.left_stride + step * Product::LEFT_WORDS, b);
-        }
+      HEADRACE_UNROLL for (int c = 0; c < C; ++c) {
+        const typename Product::Right b(columns[c] + step * shape.right_stride);
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r)
+          sums[r][c] = Product::add(sums[r][c],
+                                    row + r * shape.left_stride + step * Product::LEFT_WORDS, b);
       }
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c)
+  HEADRACE_UNROLL for (int r = 0; r < R; ++r)
+    HEADRACE_UNROLL for (int c = 0; c < C; ++c)
       store(out + r * shape.out_stride + (first_column + c) * LANES, sums[r][c]);
 }
 

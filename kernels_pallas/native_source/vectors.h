@@ -30,6 +30,9 @@ typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
 #define HEADRACE_INLINE inline __attribute__((always_inline))
+// Before a loop over vectors that have to stay in registers: the compiler leaves those in memory
+// whose place it knows only while the loop runs.
+#define HEADRACE_UNROLL _Pragma("GCC unroll 16")
 
 template <class Vector>
 HEADRACE_INLINE Vector load(const void* from) {

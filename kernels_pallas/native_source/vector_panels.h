@@ -1,0 +1,131 @@
+// Products by vectors, whatever the format of the numbers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ahead.h"
+#include "panels.h"
+#include "vectors.h"
+
+namespace headrace {
+
+// What `Format` is asked for: Sums, LANES of them in a vector; Left, a vector of weights, and Right,
+// a word of a row in all lanes, each made of what lies in memory; add(sums, left, right);
+// begin(token), what sums begin with; x, whose row(token) are numbers; w, with column(index) and
+// `inputs`; and floats(token, column, first output in it, sums) as they are handed over.
+//
+// Some tokens at a time go through a panel, with all their sums in registers. The weights of the
+// next panel are asked for meanwhile, a few lines in each step: one core's memory is slower than
+// its products, and without being asked begins only when they are over.
+template <class Format>
+class VectorPanels : public Multiplying {
+ public:
+  explicit VectorPanels(const Format& format) : format_(format) {}
+
+  void operator()(const Share& share, const Sums& sums) override {
+    alignas(64) float numbers[MOST * WIDTH];
+    const int64_t tokens = share.end_token - share.first_token, times = (tokens + MOST - 1) / MOST;
+    for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
+      const Columns columns = columns_of(sums, panel);
+      const int64_t next = panel + 1 < share.end_panel ? panel + 1 : share.then;
+      if (next >= 0) begin_to_ask(columns_of(sums, next), times);
+      for (int64_t time = 0; time < times; ++time) {
+        const int64_t token = tokens * time / times, rows = tokens * (time + 1) / times - token;
+        some(share.first_token + token, rows, columns, numbers);
+        sums.take(share.first_token + token, rows, panel, numbers);
+      }
+    }
+  }
+
+ private:
+  using Vector = typename Format::Sums;
+
+  static constexpr int PARTS = COLUMN / LANES, VECTORS = PANEL * PARTS;
+  static constexpr int MOST = LANES == 16 ? 8 : 2;  // tokens whose sums fit into the registers
+  static constexpr int STEP = 16;                   // words; every row has whole steps
+
+  struct Columns {
+    int64_t index[PANEL];
+  };
+  // What has not been asked for of the next panel: lines of each column.
+  struct Unasked {
+    const char* columns[PANEL];
+    int64_t lines = 0, in_step;
+  };
+
+  static Columns columns_of(const Sums& sums, int64_t panel) {
+    return {{sums.column(panel, 0), sums.column(panel, 1)}};
+  }
+
+  int64_t words() const { return format_.w.inputs * sizeof(typename Format::Number) / 4; }
+
+  void begin_to_ask(const Columns& columns, int64_t times) {
+    unasked_.lines = words() * COLUMN * 4 / LINE_BYTES;
+    unasked_.in_step = (STEP * COLUMN * 4 / LINE_BYTES + times - 1) / times;
+    for (int i = 0; i < PANEL; ++i)
+      unasked_.columns[i] = (const char*)format_.w.column(columns.index[i]);
+  }
+
+  HEADRACE_INLINE void ask() {
+    for (int64_t n = std::min(unasked_.in_step, unasked_.lines); n > 0; --n, --unasked_.lines)
+      for (const char*& line : unasked_.columns) {
+        __builtin_prefetch(line);
+        line += LINE_BYTES;
+      }
+  }
+
+  void some(int64_t token, int64_t rows, const Columns& columns, float* to) {
+    static_assert(MOST <= 8);
+    switch (rows) {
+      case 1:
+        return few<1>(token, columns, to);
+      case 2:
+        return few<2>(token, columns, to);
+      case 3:
+        return few<std::min(3, MOST)>(token, columns, to);
+      case 4:
+        return few<std::min(4, MOST)>(token, columns, to);
+      case 5:
+        return few<std::min(5, MOST)>(token, columns, to);
+      case 6:
+        return few<std::min(6, MOST)>(token, columns, to);
+      case 7:
+        return few<std::min(7, MOST)>(token, columns, to);
+      case 8:
+        return few<std::min(8, MOST)>(token, columns, to);
+    }
+  }
+
+  template <int R>
+  void few(int64_t first, const Columns& columns, float* to) {
+    const char* weights[PANEL] = {(const char*)format_.w.column(columns.index[0]),
+                                  (const char*)format_.w.column(columns.index[1])};
+    const char* rows[R];
+    Vector sums[R][VECTORS];
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+      rows[r] = (const char*)format_.x.row(first + r);
+      HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v) sums[r][v] = format_.begin(first + r);
+    }
+    for (int64_t step = 0; step < words(); step += STEP) {
+      ask();
+      for (int64_t word = step; word < step + STEP; ++word)
+        HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v) {
+          const typename Format::Left left(
+              load<Words>(weights[v / PARTS] + (word * COLUMN + v % PARTS * LANES) * 4));
+          HEADRACE_UNROLL for (int r = 0; r < R; ++r)
+            sums[r][v] = Format::add(sums[r][v], left,
+                                     typename Format::Right(load<uint32_t>(rows[r] + word * 4)));
+        }
+    }
+    HEADRACE_UNROLL for (int r = 0; r < R; ++r)
+      HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v)
+        store(to + r * WIDTH + v * LANES,
+              format_.floats(first + r, columns.index[v / PARTS], v % PARTS * LANES, sums[r][v]));
+  }
+
+  const Format format_;
+  Unasked unasked_;
+};
+
+}  // namespace headrace
