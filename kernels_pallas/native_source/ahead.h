@@ -19,23 +19,35 @@ constexpr int NEARNESS = 2;
 constexpr int NEARNESS = 3;
 #endif
 
-// Pieces of memory that will be needed. A core that asks for more lines than it can wait for stands
-// still, so it asks for some whenever it has read others.
+// Pieces of memory that will be needed, in order. A core that asks for more lines than it can wait
+// for stands still, so it asks for some whenever it has read as many others: what has been asked for
+// and not been read stays as much as it was.
 class Ahead {
  public:
-  static constexpr int MOST = 32;
+  static constexpr int MOST = 64;  // pieces
 
-  // Forgets what was there. At most MOST pieces are added then, and `rate` lines asked for where
-  // one was read.
-  void begin(int64_t rate) { piece_ = pieces_ = 0, at_ = 0, rate_ = rate; }
+  void clear() { piece_ = pieces_, at_ = 0, lines_ = 0; }
 
-  void add(const char* from, int64_t bytes) { all_[pieces_++] = {from, bytes}; }
+  // There is room for it.
+  void add(const char* from, int64_t bytes) {
+    all_[pieces_++ % MOST] = {from, bytes};
+    lines_ += (bytes + LINE_BYTES - 1) / LINE_BYTES;
+  }
 
-  // So many lines of something else were read.
-  HEADRACE_INLINE void ask(int64_t lines_read) { ask_for(lines_read * rate_); }
+  // Lines that have been added and not been asked for.
+  int64_t lines() const { return lines_; }
 
-  void ask_for_the_rest() {
-    while (piece_ < pieces_) ask_for(1 << 10);
+  HEADRACE_INLINE void ask(int64_t lines) {
+    while (lines > 0 && lines_ > 0) {
+      const Piece& piece = all_[piece_ % MOST];
+      const int64_t begin = at_, end = std::min(piece.bytes, at_ + lines * LINE_BYTES);
+      for (; at_ < end; at_ += LINE_BYTES)
+        __builtin_prefetch(piece.from + at_, 0, NEARNESS);
+      const int64_t asked = (at_ - begin) / LINE_BYTES;
+      lines -= asked;
+      lines_ -= asked;
+      if (at_ >= piece.bytes) ++piece_, at_ = 0;
+    }
   }
 
  private:
@@ -44,20 +56,9 @@ class Ahead {
     int64_t bytes;
   };
 
-  HEADRACE_INLINE void ask_for(int64_t lines) {
-    while (lines > 0 && piece_ < pieces_) {
-      const Piece& piece = all_[piece_];
-      const int64_t end = std::min(piece.bytes, at_ + lines * LINE_BYTES);
-      for (; at_ < end; at_ += LINE_BYTES, --lines) __builtin_prefetch(piece.from + at_, 0, NEARNESS);
-      if (at_ < piece.bytes) return;
-      ++piece_;
-      at_ = 0;
-    }
-  }
-
   Piece all_[MOST];
-  int piece_ = 0, pieces_ = 0;  // that is being asked for, and all
-  int64_t at_ = 0, rate_ = 1;   // byte of the piece
+  unsigned piece_ = 0, pieces_ = 0;  // that is being asked for, and all there have been
+  int64_t at_ = 0, lines_ = 0;       // byte of the piece
 };
 
 }  // namespace headrace

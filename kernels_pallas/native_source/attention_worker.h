@@ -20,7 +20,9 @@ constexpr int KV_TILE = 128;
 // Query rows that are attended to together; a multiple of what the products take at once.
 constexpr int MAX_ROWS = 64;
 constexpr int MIN_BLOCK_SIZE = 8;
-static_assert(2 * KV_TILE / MIN_BLOCK_SIZE <= Ahead::MOST, "the blocks of a tile");
+static_assert(4 * KV_TILE / MIN_BLOCK_SIZE <= Ahead::MOST, "the blocks of two tiles");
+// Lines that are asked for before they are needed.
+constexpr int64_t LINES_AHEAD = 512;
 constexpr float MASKED = -1e30f;
 constexpr float LOG2_E = 1.44269504f;
 
@@ -75,17 +77,20 @@ class Worker {
   }
 
   // Items [first, end), one after the other; `then` is the first of those that come after them, or
-  // null. Blocks lie anywhere in memory: those of the next tile are asked for while this one is
-  // computed.
+  // null. Blocks lie anywhere in memory: they are asked for while those before are computed.
   void operator()(const Item* first, const Item* end, const Item* then) {
     if (!has_memory_) return;
-    if (first != foreseen_) {
-      look_ahead(*first, span(*first).begin, KV_TILE);
-      ahead_.ask_for_the_rest();
+    end_ = end;
+    then_ = then;
+    if (foreseen_ != first) {
+      ahead_.clear();
+      foresee(first);
+      for (int64_t lines = 0; lines < LINES_AHEAD && foresee_tile();) {
+        lines += ahead_.lines();
+        ahead_.ask(ahead_.lines());
+      }
     }
-    for (const Item* item = first; item < end; ++item)
-      attend(*item, item + 1 < end ? item + 1 : then);
-    foreseen_ = then;
+    for (const Item* item = first; item < end; ++item) attend(*item);
   }
 
  private:
@@ -106,8 +111,7 @@ class Worker {
             position + (item.end_row - 1) / step_.group + 1};
   }
 
-  // `next` is the item that comes then, or null.
-  void attend(const Item& item, const Item* next) {
+  void attend(const Item& item) {
     const int start = step_.batch.starts[item.sequence];
     const int num_queries = step_.batch.starts[item.sequence + 1] - start;
     const int first_position = step_.batch.lengths[item.sequence] - num_queries;
@@ -124,23 +128,33 @@ class Worker {
     const auto [begin, end] = span(item);
     for (int first = begin; first < end; first += KV_TILE) {
       const int count = std::min(KV_TILE, end - first);
-      if (first + count < end) look_ahead(item, first + count, count);
-      else if (next != nullptr) look_ahead(*next, span(*next).begin, count);
+      while (ahead_.lines() < lines(count) && foresee_tile());
       visit(item, rows, first, count);
-      ahead_.ask_for_the_rest();
     }
     store_sums(item, start);
   }
 
-  // Asks for the tile that begins with token `first`, while one of `meanwhile` tokens is computed.
-  void look_ahead(const Item& item, int first, int meanwhile) {
-    const int count = std::min(KV_TILE, span(item).end - first);
-    const int32_t* table = block_table(item, first);
-    const int64_t bytes = block_numbers() * step_.reading.bytes;
-    ahead_.begin((count + meanwhile - 1) / meanwhile);
+  void foresee(const Item* item) {
+    foreseen_ = item;
+    foreseen_token_ = span(*item).begin;
+  }
+
+  // Adds the next tile to what is asked for; returns false if nobody knows which one it is.
+  bool foresee_tile() {
+    if (foreseen_token_ >= span(*foreseen_).end) {
+      const Item* next = foreseen_ == then_ ? nullptr : foreseen_ + 1 < end_ ? foreseen_ + 1 : then_;
+      if (next == nullptr) return false;
+      foresee(next);
+    }
+    const Item& item = *foreseen_;
+    const int32_t* table = block_table(item, foreseen_token_);
+    const int count = std::min(KV_TILE, span(item).end - foreseen_token_);
     for (int which = 0; which < 2; ++which)
       for (int block = 0; block * step_.cache.block_size < count; ++block)
-        ahead_.add(step_.cache.data + block_index(item, table[block], which) * bytes, bytes);
+        ahead_.add(step_.cache.data + block_index(item, table[block], which) * block_bytes(),
+                   block_bytes());
+    foreseen_token_ += KV_TILE;
+    return true;
   }
 
   const int32_t* block_table(const Item& item, int first) const {
@@ -155,6 +169,12 @@ class Worker {
 
   int64_t block_numbers() const { return (int64_t)step_.cache.block_size * step_.cache.padded_dim; }
   int64_t block_words() const { return block_numbers() / PER_WORD; }
+  int64_t block_bytes() const { return block_numbers() * step_.reading.bytes; }
+  // Of K and V of so many tokens.
+  int64_t lines(int count) const {
+    const int64_t blocks = (count + step_.cache.block_size - 1) / step_.cache.block_size;
+    return 2 * blocks * ((block_bytes() + LINE_BYTES - 1) / LINE_BYTES);
+  }
   int max_blocks() const { return KV_TILE / step_.cache.block_size; }
   // Steps of the products over H, and over the tokens of a block.
   int key_steps() const { return step_.cache.padded_dim / PER_WORD; }
@@ -212,7 +232,7 @@ class Worker {
 
   // K or V of a block as the products want it.
   const uint32_t* operand(int64_t index, int place) {
-    const char* from = step_.cache.data + index * block_numbers() * step_.reading.bytes;
+    const char* from = step_.cache.data + index * block_bytes();
     if (!step_.reading.decode) return (const uint32_t*)from;
     uint32_t* to = decoded_ + place * block_words();
     step_.reading.decode(from, to, block_numbers());
@@ -382,7 +402,10 @@ class Worker {
   Ahead ahead_;
   Multiplier multiplier_;
   bool has_memory_ = false;
-  const Item* foreseen_ = nullptr;  // its first tile has been asked for
+  // Up to which item and token of it blocks have been added to what is asked for, and the items that
+  // come in between.
+  const Item *foreseen_ = nullptr, *end_ = nullptr, *then_ = nullptr;
+  int foreseen_token_ = 0;
   uint32_t *queries_, *decoded_, *gathered_;
   const uint32_t** right_;
   float *scores_, *sums_, *totals_;
