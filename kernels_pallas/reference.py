@@ -265,8 +265,8 @@ def _online_softmax(
     scales = None if kv_cache.scales is None else kv_cache.scales.reshape(-1, block_size)
     heads = jnp.arange(num_kv_heads)[None, :, None]
     row_shape = (num_seqs, num_kv_heads, num_rows)
-    # With the tokens last, and as a plain product of two matrices: XLA turns what is not one so that
-    # they come first, and adds some sizes of that in another order (64 rows by 8, on AMD's Zen 5).
+    # With the tokens last, and as a plain product of two matrices: XLA turns what is not one so
+    # that they come first, and adds some sizes of that in another order (64 rows by 8, on Zen 5).
     ones = jnp.ones((SUM_COLUMNS, KV_TILE), jnp.float32)
 
     def gather(blocks: Array, which: int) -> tuple[Array, Array | None]:

@@ -20,12 +20,13 @@
 
 namespace headrace {
 
-// How many columns fit into the registers beside ROWS_AT_ONCE rows.
-constexpr int ROWS_AT_ONCE = 4;
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int COLUMNS_AT_ONCE = 4;
+// Rows and columns whose sums fit into the registers, with some of what is multiplied.
+#if defined(__AVX512F__)
+constexpr int ROWS_AT_ONCE = 6, COLUMNS_AT_ONCE = 4;
+#elif defined(__aarch64__)
+constexpr int ROWS_AT_ONCE = 4, COLUMNS_AT_ONCE = 4;
 #else
-constexpr int COLUMNS_AT_ONCE = 2;
+constexpr int ROWS_AT_ONCE = 4, COLUMNS_AT_ONCE = 2;
 #endif
 
 // A word of the right operand holds PER_WORD numbers, of as many steps of the sum. The left operand
@@ -179,6 +180,12 @@ struct Multiplier {
       const uint32_t* rows = left + row * shape.left_stride;
       float* sums = out + row * shape.out_stride;
       switch (std::min(shape.rows - row, ROWS_AT_ONCE)) {
+        case 6:
+          multiply_rows<Product, std::min(6, ROWS_AT_ONCE)>(shape, rows, right, sums, ahead);
+          break;
+        case 5:
+          multiply_rows<Product, std::min(5, ROWS_AT_ONCE)>(shape, rows, right, sums, ahead);
+          break;
         case 4:
           multiply_rows<Product, 4>(shape, rows, right, sums, ahead);
           break;
