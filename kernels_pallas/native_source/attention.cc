@@ -123,21 +123,41 @@ bool with_format(std::string_view name, const F& f) {
   return false;
 }
 
-// Query rows of all sequences in pieces of MAX_ROWS, in the order of the tokens: they lie in the
-// caches of the thread that computed them.
+// What an item takes: to read the context takes as long as to compute some rows with it.
+int64_t work_of(const Step& step, int sequence, int rows) {
+  const int64_t length = step.batch.lengths[sequence];
+  return (rows + 16) * std::min(length, step.options.window);
+}
+
+// Query rows of all sequences in pieces, in the order of the tokens: they lie in the caches of the
+// thread that computed them. Pieces have MAX_ROWS, or fewer where that would be too large a part of
+// all: a few tokens with a long context would keep one thread busy, and the others waiting.
 std::vector<Item> plan(const Step& step, int64_t* work) {
+  constexpr int64_t PARTS = 12, FEWEST_ROWS = 16;
   const Batch& batch = step.batch;
-  std::vector<Item> items;
+  const auto rows_of = [&](int sequence) {
+    if (batch.lengths[sequence] <= 0) return 0;
+    return std::max(batch.starts[sequence + 1] - batch.starts[sequence], 0) * step.group;
+  };
+  int64_t all = 0;
   *work = 0;
   for (int sequence = 0; sequence < batch.num_seqs; ++sequence) {
-    const int queries = batch.starts[sequence + 1] - batch.starts[sequence];
-    const int rows = queries * step.group;
-    if (rows <= 0 || batch.lengths[sequence] <= 0) continue;
+    const int rows = rows_of(sequence);
+    for (int first = 0; first < rows; first += MAX_ROWS)
+      all += work_of(step, sequence, std::min(rows - first, MAX_ROWS)) * step.cache.kv_heads;
     const int64_t seen = std::min<int64_t>(batch.lengths[sequence], step.options.window);
     *work += rows * step.cache.kv_heads * seen * step.cache.padded_dim * 2;
-    for (int first = 0; first < rows; first += MAX_ROWS)
+  }
+  std::vector<Item> items;
+  for (int sequence = 0; sequence < batch.num_seqs; ++sequence) {
+    const int rows = rows_of(sequence);
+    if (rows == 0) continue;
+    const int64_t for_a_row = work_of(step, sequence, 1) - work_of(step, sequence, 0);
+    const int64_t fitting = all / PARTS / for_a_row / FEWEST_ROWS * FEWEST_ROWS;
+    const int most = std::clamp<int64_t>(fitting, FEWEST_ROWS, MAX_ROWS);
+    for (int first = 0; first < rows; first += most)
       for (int head = 0; head < step.cache.kv_heads; ++head)
-        items.push_back({sequence, head, first, std::min(first + MAX_ROWS, rows)});
+        items.push_back({sequence, head, first, std::min(first + most, rows)});
   }
   return items;
 }
@@ -146,16 +166,14 @@ std::vector<Item> plan(const Step& step, int64_t* work) {
 // make a share of the work. A chunk of a prompt has items that take as long as many decodes.
 std::vector<int> share_out(const Step& step, const std::vector<Item>& items) {
   constexpr int64_t MOST = 16, SHARES = 24;
-  const auto work_of = [&](const Item& item) {
-    const int64_t length = step.batch.lengths[item.sequence];
-    // To read the context takes as long as to compute some rows with it.
-    return (item.end_row - item.first_row + 16) * std::min(length, step.options.window);
+  const auto work = [&](const Item& item) {
+    return work_of(step, item.sequence, item.end_row - item.first_row);
   };
   int64_t all = 0, some = 0;
-  for (const Item& item : items) all += work_of(item);
+  for (const Item& item : items) all += work(item);
   std::vector<int> ends{0};
   for (size_t index = 0; index < items.size(); ++index) {
-    some += work_of(items[index]);
+    some += work(items[index]);
     const bool is_last = index + 1 == items.size();
     if (!is_last && some * SHARES < all && (int64_t)index + 1 - ends.back() < MOST) continue;
     ends.push_back(index + 1);
