@@ -20,8 +20,8 @@ constexpr int NEARNESS = 3;
 #endif
 
 // Pieces of memory that will be needed, in order. A core that asks for more lines than it can wait
-// for stands still, so it asks for some whenever it has read as many others: what has been asked for
-// and not been read stays as much as it was.
+// for stands still, so it asks for some whenever it has read as many others: what has been asked
+// for and not been read stays as much as it was.
 class Ahead {
  public:
   static constexpr int MOST = 64;  // pieces

@@ -142,8 +142,8 @@ class Worker {
   // Adds the next tile to what is asked for; returns false if nobody knows which one it is.
   bool foresee_tile() {
     if (foreseen_token_ >= span(*foreseen_).end) {
-      const Item* next = foreseen_ == then_ ? nullptr : foreseen_ + 1 < end_ ? foreseen_ + 1 : then_;
-      if (next == nullptr) return false;
+      const Item* next = foreseen_ + 1 < end_ ? foreseen_ + 1 : then_;
+      if (foreseen_ == then_ || next == nullptr) return false;
       foresee(next);
     }
     const Item& item = *foreseen_;
@@ -402,8 +402,8 @@ class Worker {
   Ahead ahead_;
   Multiplier multiplier_;
   bool has_memory_ = false;
-  // Up to which item and token of it blocks have been added to what is asked for, and the items that
-  // come in between.
+  // Up to which item and token of it blocks have been added to what is asked for; `end_` and
+  // `then_` say which items come before.
   const Item *foreseen_ = nullptr, *end_ = nullptr, *then_ = nullptr;
   int foreseen_token_ = 0;
   uint32_t *queries_, *decoded_, *gathered_;

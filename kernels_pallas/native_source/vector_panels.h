@@ -10,14 +10,14 @@
 
 namespace headrace {
 
-// What `Format` is asked for: Sums, LANES of them in a vector; Left, a vector of weights, and Right,
-// a word of a row in all lanes, each made of what lies in memory; add(sums, left, right);
+// What `Format` is asked for: Sums, LANES of them in a vector; Left, a vector of weights, and
+// Right, a word of a row in all lanes, each made of what lies in memory; add(sums, left, right);
 // begin(token), what sums begin with; x, whose row(token) are numbers; w, with column(index) and
 // `inputs`; and floats(token, column, first output in it, sums) as they are handed over.
 //
 // Some tokens at a time go through a panel, with all their sums in registers. The weights of the
-// next panel are asked for meanwhile, a few lines in each step: one core's memory is slower than
-// its products, and without being asked begins only when they are over.
+// next panel are asked for meanwhile, a few lines in each step: otherwise the core would begin to
+// wait for them when it is done with these.
 template <class Format>
 class VectorPanels : public Multiplying {
  public:
