@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 
+#include "ahead.h"
 #include "vectors.h"
 #include "workers.h"
 
@@ -128,6 +129,41 @@ class Multiplying {
   virtual ~Multiplying() = default;
   // Hands over the sums of at most TOKENS_AT_ONCE tokens, up to TOGETHER at a time.
   virtual void operator()(const Share& share, const Sums& sums) = 0;
+};
+
+// The columns of a panel, by their indexes.
+struct Columns {
+  int64_t index[PANEL];
+};
+
+inline Columns columns_of(const Multiplying::Sums& sums, int64_t panel) {
+  Columns columns;
+  for (int i = 0; i < PANEL; ++i) columns.index[i] = sums.column(panel, i);
+  return columns;
+}
+
+// The weights of the panel that comes next, asked for in equal steps.
+class NextPanel {
+ public:
+  // There will be so many steps.
+  template <class Weights>
+  void begin(const Weights& w, const Columns& columns, int64_t steps) {
+    lines_ = w.inputs * COLUMN * sizeof(*w.w) / LINE_BYTES;
+    in_step_ = (lines_ + steps - 1) / steps;
+    for (int i = 0; i < PANEL; ++i) columns_[i] = (const char*)w.column(columns.index[i]);
+  }
+
+  HEADRACE_INLINE void ask() {
+    for (int64_t n = std::min(in_step_, lines_); n > 0; --n, --lines_)
+      for (const char*& line : columns_) {
+        __builtin_prefetch(line, 0, NEARNESS);
+        line += LINE_BYTES;
+      }
+  }
+
+ private:
+  const char* columns_[PANEL];
+  int64_t lines_ = 0, in_step_ = 0;  // of each column
 };
 
 template <class Sink>

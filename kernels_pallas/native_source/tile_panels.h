@@ -42,7 +42,7 @@ class TilePanels : public Multiplying {
     for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
       const Columns columns = columns_of(sums, panel);
       const int64_t next = panel + 1 < share.end_panel ? panel + 1 : share.then;
-      if (next >= 0) begin_to_ask(columns_of(sums, next), all_steps);
+      if (next >= 0) next_.begin(format_.w, columns_of(sums, next), all_steps);
       for (int64_t part = 0; part < parts; ++part) {
         const Steps some{steps * part / parts, steps * (part + 1) / parts};
         for (int64_t token = share.first_token; token < share.end_token; token += TOGETHER) {
@@ -65,9 +65,6 @@ class TilePanels : public Multiplying {
   // So many tiles of two columns fit into the nearest cache, with tokens beside them.
   static constexpr int64_t NEAR_STEPS = 18;
 
-  struct Columns {
-    int64_t index[PANEL];
-  };
   // Of the inputs of a product, in tiles.
   struct Steps {
     int64_t begin, end;
@@ -80,16 +77,6 @@ class TilePanels : public Multiplying {
     int64_t token, rows;
     Sum* from;
   };
-  // What has not been asked for of the next panel: lines of each column.
-  struct Unasked {
-    const char* columns[PANEL];
-    int64_t lines, in_step;
-  };
-
-  static Columns columns_of(const Sums& sums, int64_t panel) {
-    return {{sums.column(panel, 0), sums.column(panel, 1)}};
-  }
-
   // Sums that wait are not written over.
   int64_t other_place() { return place_ = TOGETHER - place_; }
 
@@ -104,22 +91,6 @@ class TilePanels : public Multiplying {
     some.token += rows;
     some.rows -= rows;
     some.from += rows * WIDTH;
-  }
-
-  void begin_to_ask(const Columns& columns, int64_t steps) {
-    const int64_t lines = format_.w.inputs * COLUMN * sizeof(Number) / 64;
-    unasked_.lines = lines;
-    unasked_.in_step = (lines + steps - 1) / steps;
-    for (int i = 0; i < PANEL; ++i)
-      unasked_.columns[i] = (const char*)format_.w.column(columns.index[i]);
-  }
-
-  HEADRACE_INLINE void ask() {
-    for (int64_t n = std::min(unasked_.in_step, unasked_.lines); n > 0; --n, --unasked_.lines)
-      for (const char*& line : unasked_.columns) {
-        __builtin_prefetch(line, 0, 2);
-        line += 64;
-      }
   }
 
   void add(int64_t token, int64_t rows, const Columns& columns, Steps steps, Sum* sums) {
@@ -161,7 +132,7 @@ class TilePanels : public Multiplying {
       _tile_stream_loadd(5, below + step * DEPTH, width);
       Format::add_below_left();
       Format::add_below_right();
-      ask();
+      next_.ask();
       if (step >= steps.begin + STORED_AFTER) hand_over(ROWS_A_STEP);
     }
     _tile_stored(0, sums, LINE);
@@ -188,7 +159,7 @@ class TilePanels : public Multiplying {
       Format::add_above_left();
       _tile_loadd(7, weights[1] + step * TILE, 64);
       Format::add_above_right();
-      ask();
+      next_.ask();
     }
     _tile_stored(0, sums, LINE);
     _tile_stored(1, sums + COLUMN, LINE);
@@ -203,7 +174,7 @@ class TilePanels : public Multiplying {
   const int64_t rows_;
   BorrowedTiles tiles_;
   Waiting waiting_{};
-  Unasked unasked_{};
+  NextPanel next_;
   int64_t place_ = 0;
   alignas(64) Sum sums_[TOKENS_AT_ONCE * WIDTH];
   alignas(64) Sum spare_[ROWS * WIDTH];

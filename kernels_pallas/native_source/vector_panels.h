@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ahead.h"
 #include "panels.h"
 #include "vectors.h"
 
@@ -29,7 +28,7 @@ class VectorPanels : public Multiplying {
     for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
       const Columns columns = columns_of(sums, panel);
       const int64_t next = panel + 1 < share.end_panel ? panel + 1 : share.then;
-      if (next >= 0) begin_to_ask(columns_of(sums, next), times);
+      if (next >= 0) next_.begin(format_.w, columns_of(sums, next), times * (words() / STEP));
       for (int64_t time = 0; time < times; ++time) {
         const int64_t token = tokens * time / times, rows = tokens * (time + 1) / times - token;
         some(share.first_token + token, rows, columns, numbers);
@@ -45,35 +44,7 @@ class VectorPanels : public Multiplying {
   static constexpr int MOST = LANES == 16 ? 8 : 2;  // tokens whose sums fit into the registers
   static constexpr int STEP = 16;                   // words; every row has whole steps
 
-  struct Columns {
-    int64_t index[PANEL];
-  };
-  // What has not been asked for of the next panel: lines of each column.
-  struct Unasked {
-    const char* columns[PANEL];
-    int64_t lines = 0, in_step;
-  };
-
-  static Columns columns_of(const Sums& sums, int64_t panel) {
-    return {{sums.column(panel, 0), sums.column(panel, 1)}};
-  }
-
   int64_t words() const { return format_.w.inputs * sizeof(typename Format::Number) / 4; }
-
-  void begin_to_ask(const Columns& columns, int64_t times) {
-    unasked_.lines = words() * COLUMN * 4 / LINE_BYTES;
-    unasked_.in_step = (STEP * COLUMN * 4 / LINE_BYTES + times - 1) / times;
-    for (int i = 0; i < PANEL; ++i)
-      unasked_.columns[i] = (const char*)format_.w.column(columns.index[i]);
-  }
-
-  HEADRACE_INLINE void ask() {
-    for (int64_t n = std::min(unasked_.in_step, unasked_.lines); n > 0; --n, --unasked_.lines)
-      for (const char*& line : unasked_.columns) {
-        __builtin_prefetch(line);
-        line += LINE_BYTES;
-      }
-  }
 
   void some(int64_t token, int64_t rows, const Columns& columns, float* to) {
     static_assert(MOST <= 8);
@@ -108,7 +79,7 @@ class VectorPanels : public Multiplying {
       HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v) sums[r][v] = format_.begin(first + r);
     }
     for (int64_t step = 0; step < words(); step += STEP) {
-      ask();
+      next_.ask();
       for (int64_t word = step; word < step + STEP; ++word)
         HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v) {
           const typename Format::Left left(
@@ -125,7 +96,7 @@ class VectorPanels : public Multiplying {
   }
 
   const Format format_;
-  Unasked unasked_;
+  NextPanel next_;
 };
 
 }  // namespace headrace
