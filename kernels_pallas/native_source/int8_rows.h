@@ -40,19 +40,15 @@ HEADRACE_INLINE Floats add_lanes(Floats x) {
 HEADRACE_INLINE void rotate(const float* from, float* to) {
   constexpr int VECTORS = ROTATED / LANES;
   Floats x[VECTORS];
-#pragma GCC unroll 16
-  for (int i = 0; i < VECTORS; ++i) x[i] = load<Floats>(from + i * LANES);
-#pragma GCC unroll 4
-  for (int distance = VECTORS / 2; distance > 0; distance /= 2)
-#pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; ++i)
+  HEADRACE_UNROLL for (int i = 0; i < VECTORS; ++i) x[i] = load<Floats>(from + i * LANES);
+  HEADRACE_UNROLL for (int distance = VECTORS / 2; distance > 0; distance /= 2)
+    HEADRACE_UNROLL for (int i = 0; i < VECTORS; ++i)
       if ((i & distance) == 0) {
         const Floats first = x[i], second = x[i + distance];
         x[i] = first + second;
         x[i + distance] = first - second;
       }
-#pragma GCC unroll 16
-  for (int i = 0; i < VECTORS; ++i) {
+  HEADRACE_UNROLL for (int i = 0; i < VECTORS; ++i) {
     if constexpr (LANES > 8) x[i] = add_lanes<8>(x[i]);
     if constexpr (LANES > 4) x[i] = add_lanes<4>(x[i]);
     x[i] = add_lanes<2>(x[i]);

@@ -77,6 +77,7 @@ class TilePanels : public Multiplying {
     int64_t token, rows;
     Sum* from;
   };
+
   // Sums that wait are not written over.
   int64_t other_place() { return place_ = TOGETHER - place_; }
 
