@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,23 +12,17 @@ import jax
 from flax import nnx
 
 from jaxengine.async_engine import AsyncEngine
-from jaxengine.config import (
-    BatchingMode,
-    Dtype,
-    EngineConfig,
-    KVCacheDtype,
-    Quantization,
-    SchedulingPolicy,
-)
+from jaxengine.config import EngineConfig
 from jaxengine.device_mesh import DeviceMesh, open_mesh
 from jaxengine.engine_core import EngineCore
+from jaxengine.engine_options import EngineOptions
 from jaxengine.errors import ModelError
 from jaxengine.free_memory import fitting_blocks, free_bytes
 from jaxengine.kv_cache import kv_block_bytes, resolve_kv_cache_dtype
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.models.loader import TensorSource, load_decoder
+from jaxengine.models.loader import CodeSource, load_decoder
 from jaxengine.models.shard_loader import load_shards
 from jaxengine.models.sharding import shard_of
 from jaxengine.processes import ProcessGroup
@@ -39,12 +33,9 @@ from jaxengine.weights.source import cache_dir
 from kernels_pallas import fp8, native
 from kernels_pallas.choice import KernelChoice, choose_kernel, default_block_size, kernels_dir
 from kernels_pallas.gpu_choice import GpuUse
-from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
+from kernels_pallas.kernel_names import AttentionKernel
 
-__all__ = ["BuiltEngine", "EngineOptions", "MemoryUse", "build_engine", "plan_engine"]
-
-# Options that say how large the KV cache is.
-CACHE_SIZES = ("kv_cache_memory_bytes", "kv_cache_memory_share", "num_kv_blocks")
+__all__ = ["BuiltEngine", "MemoryUse", "build_engine", "plan_engine"]
 
 # The default of `kv_cache_memory_bytes` where the device has the machine's memory: enough for
 # dozens of chats with a small model, little enough for a laptop. Capped at a quarter of the memory.
@@ -53,64 +44,7 @@ DEFAULT_KV_CACHE_BYTES = 1 << 30
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions:
-    """What an operator asks for; None leaves the choice to us. Names as in EngineConfig.
-
-    Attributes:
-        tensor_parallel_size: devices that share the model.
-        kv_cache_memory_bytes: size of the KV cache, on each device.
-        kv_cache_memory_share: the same as a share of the memory.
-        num_kv_blocks: the same as the number of blocks that requests can use. At most one of the
-            three is given. With none, a device with memory of its own is filled.
-    """
-
-    dtype: Dtype = "bfloat16"
-    quantization: Quantization | None = None
-    kv_cache_dtype: KVCacheDtype = "auto"
-    attention_kernel: WantedKernel = "auto"
-    tensor_parallel_size: int = 1
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 512
-    max_num_scheduled_tokens: int | None = None
-    max_num_seqs: int = 64
-    long_prefill_token_threshold: int = 0
-    target_itl_s: float | None = None
-    batching: BatchingMode = "continuous"
-    batch_window_s: float = 0.05
-    scheduling_policy: SchedulingPolicy = "fair"
-    priority_aging_s: float = 10.0
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    max_num_queued_requests: int = 1024
-    max_num_queued_tokens: int | None = 1 << 20
-    queue_timeout_s: float | None = 300.0
-    block_size: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    kv_cache_memory_share: float | None = None
-    num_kv_blocks: int | None = None
-    watermark: float = 0.01
-    enable_prefix_caching: bool = True
-    overlap: bool = True
-    decode_steps: int = 1
-    num_speculative_tokens: int = 0
-    num_step_records: int = 1024
-    step_timeout_s: float | None = 300.0
-
-    @property
-    def sizes_cache(self) -> bool:
-        """Whether the operator says how large the KV cache is."""
-        return any(getattr(self, name) is not None for name in CACHE_SIZES)
-
-    def __post_init__(self) -> None:
-        given = [name for name in CACHE_SIZES if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"give only one of {' and '.join(given)}")
-        share = self.kv_cache_memory_share
-        if share is not None and not 0 < share <= 1:
-            raise ValueError(f"kv_cache_memory_share must be above 0 and at most 1, got {share}")
-
-
-class CheckpointSource(TensorSource, Protocol):
+class CheckpointSource(CodeSource, Protocol):
     """A checkpoint: tensors and the configuration."""
 
     @property
@@ -123,6 +57,7 @@ class MemoryUse:
 
     Attributes:
         weights: of the model, or of a shard, as they are on the device.
+        codes: what weights are kept as besides (`EngineOptions.keep_codes`).
         kv_cache: of all blocks, the reserved one included.
         workspace: what the largest step takes besides, and what all steps share.
         scratch: what the native library keeps at most.
@@ -130,6 +65,7 @@ class MemoryUse:
     """
 
     weights: int
+    codes: int
     kv_cache: int
     workspace: int
     scratch: int
@@ -137,7 +73,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.workspace + self.scratch
+        return self.weights + self.codes + self.kv_cache + self.workspace + self.scratch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,7 +244,11 @@ def build_engine(
     with ThreadPoolExecutor(1) as beside:
         # The device fills its memory, while the host arranges weights.
         state = beside.submit(devices.new_state, shard, config) if is_sized else None
-        decoder = _load(checkpoint, model, devices, config, packed, weights_progress)
+        # Nothing is rounded anew, so that answers stay what they are.
+        keep_codes = options.keep_codes and attention.reads_codes and config.quantization is None
+        decoder = _load(
+            checkpoint, model, devices, config, packed, weights_progress, keep_codes=keep_codes
+        )
     if not is_sized:
         free = free_bytes(devices.devices) or 0
         num_blocks = fitting_blocks(
@@ -350,6 +290,11 @@ def build_engine(
             runner.buckets, runner.bucket_times_s, skips_padding=runner.skips_padding
         ),
     )
+    codes = sum(
+        parameter.nbytes
+        for path, parameter in nnx.to_flat_state(nnx.state(decoder))
+        if path[-1] == "codes"
+    )
     return BuiltEngine(
         engine=AsyncEngine(core, limits),
         model=model,
@@ -358,7 +303,8 @@ def build_engine(
         clamped_from=clamped_from,
         num_buckets=len(runner.buckets),
         memory=MemoryUse(
-            weights=_weight_bytes(decoder) // devices.num_devices,
+            weights=(_weight_bytes(decoder) - codes) // devices.num_devices,
+            codes=codes,
             kv_cache=config.num_blocks * _block_bytes(options, shard, attention.kernel),
             workspace=runner.workspace_bytes,
             scratch=scratch,
@@ -377,10 +323,17 @@ def _load(
     config: EngineConfig,
     packed: bool,
     progress: Progress | None,
+    *,
+    keep_codes: bool,
 ) -> Decoder:
     """Load the model, or a shard of it on each device."""
     sharding = devices.weights_sharding
-    load = load_decoder if sharding is None else partial(load_shards, sharding=sharding)
+    codes = checkpoint if keep_codes and packed else None
+    load = (
+        partial(load_decoder, codes=codes)
+        if sharding is None
+        else partial(load_shards, sharding=sharding)
+    )
     return load(
         model,
         checkpoint,

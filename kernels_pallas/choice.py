@@ -16,6 +16,7 @@ from kernels_pallas.gpu_choice import GPU_KERNELS, GpuUse, find_gpu_fault
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 from kernels_pallas.native_build import (
     BF16_INSTRUCTIONS,
+    CODE_INSTRUCTIONS,
     NATIVE_BLOCK_SIZES,
     BuildError,
     Recipe,
@@ -67,12 +68,14 @@ class KernelChoice:
         reason: why it and not another, for people.
         library: what must be loaded before it runs; None if nothing.
         can_project: whether it also has products for packed weights (kernels_pallas.projection).
+        reads_codes: whether these read codes where there are some (kernels_pallas.group_codes).
     """
 
     kernel: AttentionKernel
     reason: str
     library: Path | None = None
     can_project: bool = False
+    reads_codes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ def _native(block_size: int, folder: Path, *, may_compile: bool) -> KernelChoice
         f"compiled for this CPU, {verdict.instructions}",
         recipe.library,
         can_project=verdict.instructions in BF16_INSTRUCTIONS,
+        reads_codes=verdict.instructions == CODE_INSTRUCTIONS,
     )
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 __all__ = [
     "BF16_INSTRUCTIONS",
+    "CODE_INSTRUCTIONS",
     "NATIVE_BLOCK_SIZES",
     "WRONG_ANSWER",
     "BuildError",
@@ -37,6 +38,8 @@ NATIVE_BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 # What the source calls the instructions that its products of packed weights need.
 BF16_INSTRUCTIONS = ("AMX", "AVX-512 bf16")
+# The ones that read codes where there are some.
+CODE_INSTRUCTIONS = "AVX-512 bf16"
 
 SOURCE_DIR = Path(__file__).with_name("native_source")
 # Those that take longest come first.

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.kv_cache import KVCache
+from kernels_pallas.projection import or_no_codes
 from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = [
@@ -36,10 +37,14 @@ MLP_HALF = "headrace_mlp_half"
 
 
 class PackedWeights(NamedTuple):
-    """Packed weights of a product, of all layers; those of eight bits with scales."""
+    """Packed weights of a product, of all layers.
+
+    Those of eight bits have scales; those in bfloat16 may have packed codes (`group_codes`).
+    """
 
     weight: Array
     scale: Float[Array, "L O"] | None
+    codes: Array | None = None
 
 
 class AttentionWeights(NamedTuple):
@@ -187,8 +192,8 @@ def run_mlp_half(
     return out_TD
 
 
-def _operands(weights: PackedWeights) -> tuple[Array, Array]:
-    return weights.weight, _or_none(weights.scale)
+def _operands(weights: PackedWeights) -> tuple[Array, Array, Array]:
+    return weights.weight, _or_none(weights.scale), or_no_codes(weights.codes)
 
 
 def _or_none(parameter: Array | None) -> Array:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, DTypeLike, Float, Int, Int8
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, Int8, UInt8
 from numpy.typing import NDArray
 
 from kernels_pallas import fp8
@@ -30,6 +30,7 @@ __all__ = [
     "PROJECT",
     "RowNorm",
     "can_pack",
+    "or_no_codes",
     "pack",
     "packed_shape",
     "pick_largest",
@@ -95,6 +96,7 @@ def pack(w_OI: NDArray[np.generic], packed: NDArray[np.generic]) -> None:
 def project(
     x_TI: Float[Array, "T I"],
     w: Float[Array, "1 _ _ _ _ 2"],
+    codes: UInt8[Array, "1 _ _ _ _"] | None = None,
     *,
     norm: RowNorm | None = None,
     wanted_T: Bool[Array, "T"] | None = None,
@@ -106,11 +108,12 @@ def project(
     Args:
         x_TI: rounded to f32 first.
         w: packed weights of one layer.
+        codes: their packed codes, if these are kept (`group_codes`).
         norm: what x goes through first.
         wanted_T: rows that are computed, if not all are; what the others hold is not defined.
     """
     result = jax.ShapeDtypeStruct((len(x_TI), unpacked_shape(w.shape)[0]), jnp.float32)
-    projected: Array = _call(PROJECT, result, x_TI, (w,), norm, wanted_T)
+    projected: Array = _call(PROJECT, result, x_TI, (w, or_no_codes(codes)), norm, wanted_T)
     return projected
 
 
@@ -135,6 +138,7 @@ def pick_largest(
     x_TI: Float[Array, "T I"],
     w: Array,
     scale_O: Float[Array, "O"] | None,
+    codes: UInt8[Array, "1 _ _ _ _"] | None = None,
     *,
     norm: RowNorm | None = None,
     wanted_T: Bool[Array, "T"] | None = None,
@@ -145,9 +149,17 @@ def pick_largest(
     that is not wanted, or has no number, gets 0.
     """
     result = jax.ShapeDtypeStruct((len(x_TI),), jnp.int32)
-    name, weights = (PICK_LARGEST, (w,)) if scale_O is None else (INT8_PICK_LARGEST, (w, scale_O))
+    if scale_O is None:
+        name, weights = PICK_LARGEST, (w, or_no_codes(codes))
+    else:
+        name, weights = INT8_PICK_LARGEST, (w, scale_O)
     picked: Array = _call(name, result, x_TI, weights, norm, wanted_T)
     return picked
+
+
+def or_no_codes(packed: UInt8[Array, "L _ _ _ _"] | None) -> UInt8[Array, "L *_"]:
+    """Return packed codes, or those of no layer: a call has an operand for them all the same."""
+    return jnp.zeros((0, 0), jnp.uint8) if packed is None else packed
 
 
 def _call(

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_pallas import int8, native
+from kernels_pallas.group_codes import CodeBits, GroupCodes, pack_codes, packed_codes_shape
 from kernels_pallas.kernel_names import AttentionKernel
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype
 from kernels_pallas.layer_self_test import find_layer_fault, plain_attention
-from kernels_pallas.native_build import BF16_INSTRUCTIONS, WRONG_ANSWER
+from kernels_pallas.native_build import BF16_INSTRUCTIONS, CODE_INSTRUCTIONS, WRONG_ANSWER
 from kernels_pallas.projection import (
     pack,
     packed_shape,
@@ -184,6 +185,28 @@ def find_projection_fault() -> str | None:
     return None if (picked == out.argmax(axis=1)).all() else "projection: picks another output"
 
 
+def find_code_fault(bits: CodeBits) -> str | None:
+    """Whether few tokens get from codes what they get from the numbers that these stand for."""
+    rng = np.random.default_rng(0)
+    least = {4: 0, 8: -128}[bits]
+    codes = GroupCodes(
+        rng.integers(least, least + 2**bits, (96, 128)).astype({4: np.uint8, 8: np.int8}[bits]),
+        *rng.standard_normal((2, 96, 4)).astype(np.float16),
+    )
+    numbers = codes.numbers().astype(ml_dtypes.bfloat16)
+    packed = np.empty(packed_shape(*numbers.shape), numbers.dtype)
+    pack(numbers, packed[0])
+    packed_codes = np.empty(packed_codes_shape(*numbers.shape, bits=bits), np.uint8)
+    pack_codes(codes, packed_codes[0])
+    x = rng.standard_normal((NUM_TOKENS + 1, 128)).astype(np.float32)
+    expected = np.asarray(jax.jit(project)(x, packed))
+    for num_tokens in range(1, 9):
+        computed = np.asarray(jax.jit(project)(x[:num_tokens], packed, packed_codes))
+        if (computed != expected[:num_tokens]).any():
+            return f"codes of {bits} bits: others than the numbers for {num_tokens} tokens"
+    return None
+
+
 def find_int8_fault() -> str | None:
     """The same with weights of eight bits; the rows are rounded in float64."""
     rng = np.random.default_rng(0)
@@ -211,6 +234,8 @@ def main(library: str) -> None:
     found += [find_int8_fault(), find_layer_fault("int8", is_plain=False)]
     if instructions in BF16_INSTRUCTIONS:
         found += [find_projection_fault(), find_layer_fault("bfloat16")]
+    if instructions == CODE_INSTRUCTIONS:
+        found += [find_code_fault(bits) for bits in get_args(CodeBits)]
     faults = [fault for fault in found if fault is not None]
     if faults:
         sys.stderr.write("error: " + "; ".join(faults) + "\n")

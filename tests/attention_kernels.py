@@ -6,7 +6,7 @@ import jax
 
 from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
-from kernels_pallas.choice import KernelUnavailable, choose_kernel, kernels_dir
+from kernels_pallas.choice import KernelChoice, KernelUnavailable, choose_kernel, kernels_dir
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
 
 
@@ -28,9 +28,21 @@ def ready_kernel(wanted: WantedKernel = "auto") -> AttentionKernel:
     return choice.kernel
 
 
-@functools.cache
 def can_project() -> bool:
     """Whether packed weights can be multiplied with here."""
+    choice = _native_choice()
+    return choice is not None and choice.can_project
+
+
+def reads_codes() -> bool:
+    """Whether products of few tokens read codes here."""
+    choice = _native_choice()
+    return choice is not None and choice.reads_codes
+
+
+@functools.cache
+def _native_choice() -> KernelChoice | None:
+    """Return the native kernel, known to XLA, if it works here."""
     try:
         choice = choose_kernel(
             "native",
@@ -39,6 +51,6 @@ def can_project() -> bool:
             folder=kernels_dir(cache_dir()),
         )
     except KernelUnavailable:
-        return False
+        return None
     ready_kernel("native")
-    return choice.can_project
+    return choice

@@ -24,6 +24,7 @@ from jaxengine.request import Request
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.stats import EngineStats
 from jaxengine.weights.checkpoint import Checkpoint, open_checkpoint
+from kernels_pallas.group_codes import GROUP, CodeBits, GroupCodes
 from kernels_pallas.kernel_names import WantedKernel
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import new_kv_cache
@@ -79,6 +80,47 @@ class RandomCheckpoint:
         rng = np.random.default_rng(list(name.encode()))
         noise = rng.standard_normal(self.shapes[name], np.float32)
         return 1 + noise * 0.1 if name.endswith("norm.weight") else noise * 0.2
+
+    def code_bits(self, name: str) -> CodeBits | None:
+        return None
+
+    def get_codes(self, name: str) -> GroupCodes:
+        raise AssertionError(f"{name} is not stored in codes")
+
+
+class CodedCheckpoint(RandomCheckpoint):
+    """The same with all matrices in codes, and their numbers made of these.
+
+    Args:
+        layers: bits of the codes in layers.
+        head: bits of the codes of the embedding, and of a head of its own.
+        changes: as of RandomCheckpoint.
+    """
+
+    def __init__(self, layers: CodeBits = 4, head: CodeBits = 8, **changes: object) -> None:
+        super().__init__(**changes)
+        self._bits = {"_proj.weight": layers, "tokens.weight": head, "lm_head.weight": head}
+
+    def code_bits(self, name: str) -> CodeBits | None:
+        return next((bits for end, bits in self._bits.items() if name.endswith(end)), None)
+
+    def get(self, name: str) -> np.ndarray:
+        if self.code_bits(name) is None:
+            return super().get(name)
+        return self.get_codes(name).numbers()
+
+    def get_codes(self, name: str) -> GroupCodes:
+        return random_codes(name, *self.shapes[name], bits=self.code_bits(name))
+
+
+def random_codes(seed: str, num_outputs: int, num_inputs: int, *, bits: CodeBits) -> GroupCodes:
+    """Codes of numbers around zero, most of them below 0.5."""
+    rng = np.random.default_rng(list(seed.encode()))
+    least, dtype = (0, np.uint8) if bits == 4 else (-128, np.int8)
+    codes = rng.integers(least, least + 2**bits, (num_outputs, num_inputs)).astype(dtype)
+    scales = rng.uniform(0.3, 0.9, (num_outputs, num_inputs // GROUP)) / 2**bits
+    minima = scales * rng.uniform(-9, -6, scales.shape) if bits == 4 else 0 * scales
+    return GroupCodes(codes, scales.astype(np.float16), minima.astype(np.float16))
 
 
 def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -216,10 +258,18 @@ def decoder_of(
     *,
     packed: bool = False,
     quantization: Quantization | None = None,
+    keep_codes: bool = False,
 ) -> tuple[Decoder, ModelConfig]:
     use_compile_cache()
     model = ModelConfig.from_hf(checkpoint.hf_config)
-    decoder = load_decoder(model, checkpoint, dtype=dtype, packed=packed, quantization=quantization)
+    decoder = load_decoder(
+        model,
+        checkpoint,
+        dtype=dtype,
+        packed=packed,
+        quantization=quantization,
+        codes=checkpoint if keep_codes else None,
+    )
     return decoder, model
 
 

@@ -27,8 +27,9 @@ from collectives import COLLECTIVES, count_collectives
 from compile_cache import use_compile_cache, without_compile_cache
 from engine_builder import ENGINE_CONFIG, RandomCheckpoint, WarmRunner
 from golden_model import GOLDEN_DIR, TINY_DIR, default_model_files, tiny_model_files
-from jaxengine.build import EngineOptions, build_engine
+from jaxengine.build import build_engine
 from jaxengine.device_mesh import open_mesh
+from jaxengine.engine_options import EngineOptions
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.shard_loader import load_shards

@@ -40,8 +40,9 @@ from gateway.machine import read_machine
 from gateway.metrics import Metrics
 from gateway.server import Server
 from gateway.tokenizer import Tokenizer
-from jaxengine.build import BuiltEngine, EngineOptions, build_engine
+from jaxengine.build import BuiltEngine, build_engine
 from jaxengine.config import EngineConfig
+from jaxengine.engine_options import EngineOptions
 from jaxengine.host_memory import keep_freed_memory
 from jaxengine.host_threads import put_device_threads_behind
 from jaxengine.kv_cache import resolve_kv_cache_dtype
@@ -188,6 +189,7 @@ def _engine_options(options: ServeOptions, tenant_weights: Mapping[str, float]) 
             quantization=options["quantization"],
             kv_cache_dtype=options["kv_cache_dtype"],
             attention_kernel=options["attention_kernel"],
+            keep_codes=options["keep_codes"],
             tensor_parallel_size=options["tensor_parallel_size"],
             max_model_len=options["max_model_len"],
             max_num_batched_tokens=options["max_num_batched_tokens"],
@@ -377,6 +379,7 @@ def _memory_table(built: BuiltEngine) -> Table:
         weights = f"{config.quantization}, {others} {config.dtype}"
     parts = (
         MemoryPart("weights", memory.weights, weights),
+        MemoryPart("codes", memory.codes, "of the same weights, as stored, for few tokens"),
         MemoryPart(
             "KV cache",
             memory.kv_cache,

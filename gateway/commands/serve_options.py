@@ -58,6 +58,7 @@ class ServeOptions(DoorOptions):
     queue_timeout: float
     kv_cache_dtype: KVCacheDtype
     attention_kernel: WantedKernel
+    keep_codes: bool
     tensor_parallel_size: int
     coordinator_address: str | None
     num_processes: int | None
@@ -243,6 +244,12 @@ KV_CACHE = (
         type=click.Choice(get_args(WantedKernel)),
         help="What attends over the KV cache; auto takes the fastest that works here. "
         "On CPUs native has packed weights besides.",
+    ),
+    click.option(
+        "--keep-codes/--no-keep-codes",
+        default=True,
+        help="Keep what a GGUF file has in Q4_0, Q4_1 or Q8_0 as it is, beside the weights in "
+        "bfloat16: steps of few tokens are quicker, on CPUs with AVX-512 for bfloat16.",
     ),
     click.option(
         "--block-size",

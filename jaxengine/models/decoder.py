@@ -8,7 +8,7 @@ layer's slice; they are traced once all the same, since every layer calls the sa
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,28 @@ from jaxengine.models.layers import (
 from jaxengine.models.packed_layers import run_packed_layers
 from jaxengine.models.sharding import join_vocabulary, look_up
 from kernels_pallas import fp8
+from kernels_pallas.group_codes import CodeBits
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.work_plan import AttentionBatch
 
-__all__ = ["Decoder"]
+__all__ = ["NO_CODES", "Decoder", "MatrixCodes"]
 
 DTYPES: Mapping[Quantization, DTypeLike] = {"int8": jnp.int8, "fp8": fp8.DTYPE}
+
+
+class MatrixCodes(NamedTuple):
+    """The bits of the codes that matrices have beside them, if they have some.
+
+    Attributes:
+        layers: of all matrices of all layers.
+        head: of the output projection.
+    """
+
+    layers: CodeBits | None = None
+    head: CodeBits | None = None
+
+
+NO_CODES = MatrixCodes()
 
 
 class Decoder(nnx.Module):
@@ -49,6 +65,7 @@ class Decoder(nnx.Module):
             embeddings then lie in memory twice: to be looked up, and to be multiplied with.
         quantization: of all matrices but the embedding, which is looked up as it is; a tied one
             then lies in memory twice as well. "fp8" leaves the output projection as it is, too.
+        code_bits: which packed matrices have their codes beside them.
 
     Attributes:
         stack: the parameters of all layers in the arrays of one, if these are packed. Packed
@@ -63,13 +80,14 @@ class Decoder(nnx.Module):
         dtype: DTypeLike,
         packed: bool = False,
         quantization: Quantization | None = None,
+        code_bits: MatrixCodes = NO_CODES,
     ) -> None:
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((config.vocab_rows, config.hidden_size), dtype))
         in_layers: DTypeLike = dtype if quantization is None else DTYPES[quantization]
         # Eight-bit floats there would lose more than in all layers together.
         in_head: DTypeLike = dtype if quantization == "fp8" else in_layers
-        layer = DecoderLayer(config, dtype=in_layers, packed=packed)
+        layer = DecoderLayer(config, dtype=in_layers, packed=packed, code_bits=code_bits.layers)
         matrices = [w for w in jax.tree.leaves(nnx.state(layer)) if w.ndim > 1]
         is_stacked = all(is_packed(w.shape) for w in matrices)
         self.stack = _stacked(layer, config.num_layers) if is_stacked else None
@@ -81,7 +99,13 @@ class Decoder(nnx.Module):
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         size = config.hidden_size
-        head = Linear(size, config.vocab_rows, bias=False, dtype=in_head, packed=packed)
+        head = Linear(
+            *(size, config.vocab_rows),
+            bias=False,
+            dtype=in_head,
+            packed=packed,
+            code_bits=code_bits.head,
+        )
         differs = in_head != dtype or is_packed(head.weight.shape)
         self.lm_head = head if differs or not config.tie_embeddings else None
 

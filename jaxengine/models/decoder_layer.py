@@ -15,6 +15,7 @@ from jaxtyping import Array, DTypeLike, Float, Int
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.layers import Linear, RMSNorm, apply_rope
 from jaxengine.models.sharding import add_up
+from kernels_pallas.group_codes import CodeBits
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.ragged_paged_attention import ragged_paged_attention, write_kv
 from kernels_pallas.work_plan import AttentionBatch
@@ -27,18 +28,15 @@ Rope = tuple[Array, Array]
 class Attention(nnx.Module):
     """Grouped-query attention. q, k and v are one product: few large beat many small."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: DTypeLike, packed: bool, code_bits: CodeBits | None
+    ) -> None:
         self.config = config
+        linear = partial(Linear, dtype=dtype, packed=packed, code_bits=code_bits)
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        self.qkv_proj = Linear(
-            config.hidden_size,
-            q_size + 2 * kv_size,
-            bias=config.qkv_bias,
-            dtype=dtype,
-            packed=packed,
-        )
-        self.o_proj = Linear(q_size, config.hidden_size, bias=False, dtype=dtype, packed=packed)
+        self.qkv_proj = linear(config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias)
+        self.o_proj = linear(q_size, config.hidden_size, bias=False)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -87,12 +85,15 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU, or with GELU (by tanh) for Gemma 2; gate and up are one product."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, *, dtype: DTypeLike, packed: bool, code_bits: CodeBits | None
+    ) -> None:
+        linear = partial(Linear, dtype=dtype, packed=packed, code_bits=code_bits, bias=False)
         model, hidden = config.hidden_size, config.intermediate_size
         self.num_shards = config.num_shards
         self.is_gelu = config.is_gemma2
-        self.gate_up_proj = Linear(model, 2 * hidden, bias=False, dtype=dtype, packed=packed)
-        self.down_proj = Linear(hidden, model, bias=False, dtype=dtype, packed=packed)
+        self.gate_up_proj = linear(model, 2 * hidden)
+        self.down_proj = linear(hidden, model)
 
     def __call__(self, x_TD: Float[Array, "T D"], *, norm: RMSNorm) -> Float[Array, "T D"]:
         gate_TF, up_TF = jnp.split(self.gate_up_proj(x_TD, norm=norm), 2, axis=-1)
@@ -103,11 +104,18 @@ class MLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, packed: bool) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: DTypeLike,
+        packed: bool,
+        code_bits: CodeBits | None = None,
+    ) -> None:
         self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config, dtype=dtype, packed=packed)
+        self.attention = Attention(config, dtype=dtype, packed=packed, code_bits=code_bits)
         self.post_attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config, dtype=dtype, packed=packed)
+        self.mlp = MLP(config, dtype=dtype, packed=packed, code_bits=code_bits)
         self.attended_norm, self.mlp_norm = (
             RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.is_gemma2 else None
             for _ in range(2)

@@ -8,10 +8,11 @@ import math
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Bool, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int, UInt8
 
 from jaxengine.models.config import Llama3RopeScaling, ModelConfig
 from kernels_pallas import fp8, int8, projection
+from kernels_pallas.group_codes import CodeBits, packed_codes_shape
 
 __all__ = [
     "Linear",
@@ -24,6 +25,7 @@ __all__ = [
     "rope_tables",
     "row_mean",
     "row_sum",
+    "values",
 ]
 
 # Columns of the ones that turn a row sum into a product (see row_sum).
@@ -42,12 +44,24 @@ class RMSNorm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x · Wᵀ (+ b), with a weight as `new_weight` makes it, and its scales where it has some."""
+    """x · Wᵀ (+ b), with a weight as `new_weight` makes it, and its scales where it has some.
+
+    A packed one in bfloat16 may have its codes beside it (kernels_pallas.group_codes).
+    """
 
     def __init__(
-        self, in_size: int, out_size: int, *, bias: bool, dtype: DTypeLike, packed: bool
+        self,
+        in_size: int,
+        out_size: int,
+        *,
+        bias: bool,
+        dtype: DTypeLike,
+        packed: bool,
+        code_bits: CodeBits | None = None,
     ) -> None:
         self.weight = nnx.Param(new_weight(out_size, in_size, dtype=dtype, packed=packed))
+        bits = code_bits if is_packed(self.weight.shape) else None
+        self.codes = None if bits is None else nnx.Param(new_codes(out_size, in_size, bits=bits))
         has_scales = jnp.dtype(dtype) in (jnp.int8, fp8.DTYPE)
         self.weight_scale = nnx.Param(jnp.ones((out_size,), jnp.float32)) if has_scales else None
         self.bias = nnx.Param(jnp.zeros((out_size,), jnp.float32)) if bias else None
@@ -76,16 +90,16 @@ class Linear(nnx.Module):
         self, x_TI: Float[Array, "T I"], *, norm: RMSNorm, wanted_T: Bool[Array, "T"]
     ) -> Int[Array, "T"]:
         """Return the first of each row's largest outputs; for a packed weight without a bias."""
-        w, scale = self.weight[...], self.weight_scale
+        w, scale_O, codes = self.weight[...], values(self.weight_scale), values(self.codes)
         rows = projection.RowNorm(norm.scale[...], norm.eps)
-        scale_O = None if scale is None else scale[...]
-        return projection.pick_largest(x_TI, w, scale_O, norm=rows, wanted_T=wanted_T)
+        return projection.pick_largest(x_TI, w, scale_O, codes, norm=rows, wanted_T=wanted_T)
 
     def _packed(self, x_TI: Array, norm: RMSNorm | None, wanted_T: Array | None) -> Array:
         w = self.weight[...]
         rows = None if norm is None else projection.RowNorm(norm.scale[...], norm.eps)
         if self.weight_scale is None:
-            return projection.project(x_TI, w, norm=rows, wanted_T=wanted_T)
+            codes = values(self.codes)
+            return projection.project(x_TI, w, codes, norm=rows, wanted_T=wanted_T)
         scale_O = self.weight_scale[...]
         return projection.project_int8(x_TI, w, scale_O, norm=rows, wanted_T=wanted_T)
 
@@ -106,6 +120,16 @@ def new_weight(out_size: int, in_size: int, *, dtype: DTypeLike, packed: bool) -
     if packed and projection.can_pack(out_size, in_size, dtype=dtype):
         return jnp.zeros(projection.packed_shape(out_size, in_size, dtype=dtype), dtype)
     return jnp.zeros((out_size, in_size), dtype)
+
+
+def new_codes(out_size: int, in_size: int, *, bits: CodeBits) -> UInt8[Array, "1 _ _ _ _"]:
+    """Return zeros for the packed codes of a packed weight."""
+    return jnp.zeros(packed_codes_shape(out_size, in_size, bits=bits), jnp.uint8)
+
+
+def values(parameter: nnx.Param[Array] | None) -> Array | None:
+    """Return what a parameter holds, if there is one."""
+    return None if parameter is None else parameter[...]
 
 
 def is_packed(shape: tuple[int, ...]) -> bool:

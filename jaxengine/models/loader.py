@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from jaxengine.config import Quantization
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
-from jaxengine.models.decoder import Decoder
+from jaxengine.models.decoder import NO_CODES, Decoder, MatrixCodes
 from jaxengine.models.layers import is_packed
 from kernels_pallas import fp8, int8
+from kernels_pallas.group_codes import CodeBits, GroupCodes, pack_codes
 from kernels_pallas.projection import pack, unpacked_shape
 
-__all__ = ["TensorSource", "load_decoder"]
+__all__ = ["CodeSource", "TensorSource", "load_decoder"]
 
 # Parameters that are read and arranged at the same time.
 NUM_THREADS = max(2, min(8, os.cpu_count() or 1))
@@ -29,8 +30,8 @@ NUM_THREADS = max(2, min(8, os.cpu_count() or 1))
 # The device takes over arrays that begin at a multiple of this as they are, where it is the CPU.
 ALIGNMENT = 64
 
-# The parameter of a quantized module beside its weight.
-WEIGHT_SCALE = "weight_scale"
+# The parameters of a module that are made with its weight.
+BESIDE_WEIGHTS = ("weight_scale", "codes")
 
 Path = tuple[Hashable, ...]
 
@@ -52,6 +53,14 @@ class TensorSource(Protocol):
     def get(self, name: str) -> NDArray[np.generic]: ...
 
 
+class CodeSource(TensorSource, Protocol):
+    """The same, with matrices that are stored in codes (kernels_pallas.group_codes)."""
+
+    def code_bits(self, name: str) -> CodeBits | None: ...
+
+    def get_codes(self, name: str) -> GroupCodes: ...
+
+
 class _Part(NamedTuple):
     """A tensor of the checkpoint, the rows that it must have, and what is added to it."""
 
@@ -71,6 +80,7 @@ def load_decoder(
     dtype: DTypeLike,
     packed: bool = False,
     quantization: Quantization | None = None,
+    codes: CodeSource | None = None,
     device: jax.Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
@@ -84,29 +94,36 @@ def load_decoder(
         dtype: of the matrices.
         packed: as of Decoder.
         quantization: as of Decoder.
+        codes: the source, if packed matrices that it has in codes are to have these beside them.
         device: where to; None is JAX's first.
         progress: called with (tensors loaded, tensors in all), a joined one counted once.
 
     Raises:
         ModelError: a tensor is missing, unknown, or has another shape than the config says.
     """
-    decoder = nnx.eval_shape(
-        lambda: Decoder(config, dtype=dtype, packed=packed, quantization=quantization)
-    )
-    variables: dict[Any, Any] = dict(nnx.to_flat_state(nnx.state(decoder)))
-    # Scales are made with the weights that they belong to.
-    read = [path for path in variables if path[-1] != WEIGHT_SCALE]
     tensors = _tensors(config)
     _check_names(config, {part.name for parts in tensors.values() for part in parts}, source)
+    code_bits = NO_CODES if codes is None else _code_bits(tensors, codes)
+    decoder = nnx.eval_shape(
+        lambda: Decoder(
+            config, dtype=dtype, packed=packed, quantization=quantization, code_bits=code_bits
+        )
+    )
+    variables: dict[Any, Any] = dict(nnx.to_flat_state(nnx.state(decoder)))
+    # Scales and codes are made with the weights that they belong to.
+    read = [path for path in variables if path[-1] not in BESIDE_WEIGHTS]
     made_of = [_parameter_tensors(path, tensors, config.num_layers) for path in read]
     num_loaded, total, lock = 0, sum(map(len, made_of)), Lock()
 
     def load(path: Path, joined: Sequence[_Parts]) -> list[tuple[Any, Any]]:
         nonlocal num_loaded
-        scale_path = (*path[:-1], WEIGHT_SCALE) if path[-1] == "weight" else None
-        made = {p: variables[p] for p in (path, scale_path) if p in variables}
+        paths = [path]
+        if path[-1] == "weight":
+            paths += [(*path[:-1], name) for name in BESIDE_WEIGHTS]
+        made = {p: variables[p] for p in paths if p in variables}
         arrays = {p: _empty(variable.shape, variable.dtype) for p, variable in made.items()}
-        array, scales = arrays[path], arrays.get(scale_path)
+        array = arrays[path]
+        scales, packed_codes = (arrays.get((*path[:-1], name)) for name in BESIDE_WEIGHTS)
         for index, parts in enumerate(joined):
             place = array[index] if path[0] == "stack" or is_packed(array.shape) else array
             value = _read(place, parts, source)
@@ -114,6 +131,8 @@ def load_decoder(
                 quantize = fp8.quantize if array.dtype == fp8.DTYPE else int8.quantize
                 value, scale = quantize(value)
                 (scales[index] if path[0] == "stack" else scales)[...] = scale
+            if packed_codes is not None and codes is not None:
+                pack_codes(_read_codes(parts, codes), packed_codes[index])
             if place.ndim > 2:
                 pack(value, place)
             else:
@@ -152,6 +171,27 @@ def _read(place: NDArray[np.generic], parts: _Parts, source: TensorSource) -> ND
             )
         arrays.append(array.astype(np.float32) + part.offset if part.offset else array)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
+
+
+def _code_bits(tensors: Mapping[Path, _Parts], source: CodeSource) -> MatrixCodes:
+    """Return what can be kept in codes: all matrices of all layers or none, and the head."""
+
+    def common(in_layers: bool) -> CodeBits | None:
+        bits = {
+            source.code_bits(part.name)
+            for path, parts in tensors.items()
+            if path[-1] == "weight" and (path[0] == "layers") == in_layers
+            for part in parts
+        }
+        return bits.pop() if len(bits) == 1 else None
+
+    return MatrixCodes(layers=common(True), head=common(False))
+
+
+def _read_codes(parts: _Parts, source: CodeSource) -> GroupCodes:
+    """Return matrices in codes, stacked by rows."""
+    matrices = [source.get_codes(part.name) for part in parts]
+    return GroupCodes(*map(np.concatenate, zip(*matrices, strict=True)))
 
 
 def _parameter_tensors(path: Path, tensors: Mapping[Path, _Parts], num_layers: int) -> list[_Parts]:

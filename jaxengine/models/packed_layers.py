@@ -10,13 +10,12 @@ import itertools
 from functools import partial
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder_layer import DecoderLayer, Rope
-from jaxengine.models.layers import Linear, RMSNorm, row_mean
+from jaxengine.models.layers import Linear, RMSNorm, row_mean, values
 from jaxengine.models.sharding import add_up
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.native_layer import (
@@ -60,7 +59,7 @@ def run_packed_layers(
     attention = AttentionWeights(
         norm=stack.input_norm.scale[...],
         qkv=_packed(stack.attention.qkv_proj),
-        qkv_bias=_values(stack.attention.qkv_proj.bias),
+        qkv_bias=values(stack.attention.qkv_proj.bias),
         q_norm=stack.attention.q_norm.scale[...] if config.qk_norm else None,
         k_norm=stack.attention.k_norm.scale[...] if config.qk_norm else None,
         out=_packed(stack.attention.o_proj),
@@ -120,8 +119,4 @@ def run_packed_layers(
 
 
 def _packed(linear: Linear) -> PackedWeights:
-    return PackedWeights(linear.weight[...], _values(linear.weight_scale))
-
-
-def _values(parameter: nnx.Param[Array] | None) -> Array | None:
-    return None if parameter is None else parameter[...]
+    return PackedWeights(linear.weight[...], values(linear.weight_scale), values(linear.codes))

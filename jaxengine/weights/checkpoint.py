@@ -11,6 +11,7 @@ from jaxengine.weights.gguf_to_hf import gguf_hf_config, gguf_tensor_map, restor
 from jaxengine.weights.hf_config import load_hf_config
 from jaxengine.weights.safetensors import SafetensorsDirectory
 from jaxengine.weights.source import ModelFiles
+from kernels_pallas.group_codes import CodeBits, GroupCodes
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -37,6 +38,20 @@ class Checkpoint(Protocol):
             ModelError: no such tensor, or it cannot be read.
         """
 
+    def code_bits(self, name: str) -> CodeBits | None:
+        """The bits of the codes that a matrix is stored in; None if `get_codes` does not have it.
+
+        Raises:
+            ModelError: no such tensor.
+        """
+
+    def get_codes(self, name: str) -> GroupCodes:
+        """A matrix in its codes; their numbers are what `get` returns.
+
+        Raises:
+            ModelError: no such matrix, or it cannot be read.
+        """
+
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """Open the weights without reading them.
@@ -60,6 +75,12 @@ class _SafetensorsCheckpoint:
     def get(self, name: str) -> np.ndarray:
         return self._tensors.get(name)
 
+    def code_bits(self, name: str) -> CodeBits | None:
+        return None
+
+    def get_codes(self, name: str) -> GroupCodes:
+        raise ModelError(f"{name!r:.80} is not stored in codes")
+
 
 class _GGUFCheckpoint:
     def __init__(self, file: GGUFFile) -> None:
@@ -71,14 +92,27 @@ class _GGUFCheckpoint:
         return frozenset(self._gguf_names)
 
     def get(self, name: str) -> np.ndarray:
+        return self._restored(name, self._file.tensor(self._gguf_name(name)))
+
+    def code_bits(self, name: str) -> CodeBits | None:
+        return self._file.code_bits(self._gguf_name(name))
+
+    def get_codes(self, name: str) -> GroupCodes:
+        weights = self._file.codes(self._gguf_name(name))
+        return GroupCodes(*(self._restored(name, part) for part in weights))
+
+    def _gguf_name(self, name: str) -> str:
         gguf_name = self._gguf_names.get(name)
         if gguf_name is None:
             raise ModelError(f"{self._file.path} has no tensor for {name!r:.80}")
-        weight = self._file.tensor(gguf_name)
+        return gguf_name
+
+    def _restored(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """What belongs to the rows of a tensor, in the order of Hugging Face's."""
         if self.hf_config["model_type"] != "llama":
-            return weight
+            return rows
         if ".q_proj." in name:
-            return restore_rotary_rows(weight, self.hf_config["num_attention_heads"])
+            return restore_rotary_rows(rows, self.hf_config["num_attention_heads"])
         if ".k_proj." in name:
-            return restore_rotary_rows(weight, self.hf_config["num_key_value_heads"])
-        return weight
+            return restore_rotary_rows(rows, self.hf_config["num_key_value_heads"])
+        return rows

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxengine.errors import ModelError
 from jaxengine.weights.gguf_quants import BLOCK_FORMATS, dequantize
+from kernels_pallas.group_codes import CodeBits, GroupCodes
 
 __all__ = ["GGUFFile", "MetadataValue"]
 
@@ -101,10 +102,44 @@ class GGUFFile:
         """
         entry = self._entry(name)
         block_format = BLOCK_FORMATS[entry.type_id]
-        num_elements = math.prod(entry.shape)
-        num_bytes = num_elements // block_format.block_elements * block_format.block_bytes
-        data = np.frombuffer(self._data, np.uint8, num_bytes, entry.offset)
-        return dequantize(block_format, data, num_elements).reshape(entry.shape)
+        data = self._stored(entry)
+        return dequantize(block_format, data, math.prod(entry.shape)).reshape(entry.shape)
+
+    def code_bits(self, name: str) -> CodeBits | None:
+        """The bits of the codes of a matrix; None if it has none that `codes` gives.
+
+        Raises:
+            ModelError: no such tensor.
+        """
+        entry = self._entry(name)
+        return BLOCK_FORMATS[entry.type_id].code_bits if len(entry.shape) == 2 else None
+
+    def codes(self, name: str) -> GroupCodes:
+        """A matrix in the codes that it is stored in.
+
+        Raises:
+            ModelError: no such tensor, or it is no matrix in such codes.
+        """
+        entry = self._entry(name)
+        block_format = BLOCK_FORMATS[entry.type_id]
+        if block_format.split is None or self.code_bits(name) is None:
+            raise ModelError(f"{self.path}: tensor {name!r:.80} is no matrix in codes")
+        blocks = self._stored(entry).reshape(-1, block_format.block_bytes)
+        # What is infinite here has become so in the weights themselves.
+        with np.errstate(over="ignore", invalid="ignore"):
+            codes, scales, minima = block_format.split(blocks)
+        rows = entry.shape[0]
+        return GroupCodes(
+            codes.reshape(entry.shape), scales.reshape(rows, -1), minima.reshape(rows, -1)
+        )
+
+    def _stored(self, entry: _TensorEntry) -> np.ndarray:
+        """The bytes of a tensor, u8[n]."""
+        block_format = BLOCK_FORMATS[entry.type_id]
+        num_blocks = math.prod(entry.shape) // block_format.block_elements
+        return np.frombuffer(
+            self._data, np.uint8, num_blocks * block_format.block_bytes, entry.offset
+        )
 
     def _entry(self, name: str) -> _TensorEntry:
         try:

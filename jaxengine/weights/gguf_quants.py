@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels_pallas.group_codes import CodeBits
+
 __all__ = ["BLOCK_FORMATS", "BlockFormat", "dequantize"]
 
 # Blocks handled at once: the temporaries of a chunk stay in the processor's cache.
 CHUNK_BLOCKS = 4096
 
+type Codes = np.ndarray[tuple[int, ...], np.dtype[np.uint8 | np.int8]]
 type Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+type Halves = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 type Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
@@ -27,12 +31,17 @@ class BlockFormat:
         block_elements: elements in a block.
         block_bytes: bytes of a block.
         decode: u8[blocks, block_bytes] to f32[blocks, block_elements].
+        code_bits: of the codes that `split` gives; None if the type has no such.
+        split: the codes, [blocks, block_elements], and the scale and the minimum of each block,
+            f16[blocks], such that `decode` gives scale * code + minimum.
     """
 
     name: str
     block_elements: int
     block_bytes: int
     decode: Callable[[Bytes], Floats]
+    code_bits: CodeBits | None = None
+    split: Callable[[Bytes], tuple[Codes, Halves, Halves]] | None = None
 
 
 def dequantize(block_format: BlockFormat, data: np.ndarray, num_elements: int) -> np.ndarray:
@@ -49,9 +58,14 @@ def dequantize(block_format: BlockFormat, data: np.ndarray, num_elements: int) -
     return out.reshape(num_elements)
 
 
+def _stored_half(blocks: Bytes, start: int) -> Halves:
+    """The float16 at byte `start` of each block, f16[blocks]."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2")[:, 0]
+
+
 def _half(blocks: Bytes, start: int) -> Floats:
-    """The float16 at byte `start` of each block, as f32[blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+    """The same as f32[blocks, 1]."""
+    return _stored_half(blocks, start).astype(np.float32)[:, None]
 
 
 def _nibbles(packed: Bytes) -> Bytes:
@@ -84,6 +98,15 @@ def _q4_1(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
 
 
+def _split_q4_0(blocks: Bytes) -> tuple[Codes, Halves, Halves]:
+    scales = _stored_half(blocks, 0)
+    return _nibbles(blocks[:, 2:]), scales, scales * np.float16(-8)
+
+
+def _split_q4_1(blocks: Bytes) -> tuple[Codes, Halves, Halves]:
+    return _nibbles(blocks[:, 4:]), _stored_half(blocks, 0), _stored_half(blocks, 2)
+
+
 def _q5_0(blocks: Bytes) -> Floats:
     levels = _nibbles(blocks[:, 6:]) | (_bits(blocks[:, 2:6]) << 4)
     return _half(blocks, 0) * (levels.astype(np.float32) - 16)
@@ -96,6 +119,11 @@ def _q5_1(blocks: Bytes) -> Floats:
 
 def _q8_0(blocks: Bytes) -> Floats:
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
+
+
+def _split_q8_0(blocks: Bytes) -> tuple[Codes, Halves, Halves]:
+    scales = _stored_half(blocks, 0)
+    return blocks[:, 2:].view(np.int8), scales, np.zeros_like(scales)
 
 
 def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -149,11 +177,11 @@ def _q6_k(blocks: Bytes) -> Floats:
 BLOCK_FORMATS: dict[int, BlockFormat] = {
     0: BlockFormat("F32", 1, 4, _f32),
     1: BlockFormat("F16", 1, 2, _f16),
-    2: BlockFormat("Q4_0", 32, 18, _q4_0),
-    3: BlockFormat("Q4_1", 32, 20, _q4_1),
+    2: BlockFormat("Q4_0", 32, 18, _q4_0, 4, _split_q4_0),
+    3: BlockFormat("Q4_1", 32, 20, _q4_1, 4, _split_q4_1),
     6: BlockFormat("Q5_0", 32, 22, _q5_0),
     7: BlockFormat("Q5_1", 32, 24, _q5_1),
-    8: BlockFormat("Q8_0", 32, 34, _q8_0),
+    8: BlockFormat("Q8_0", 32, 34, _q8_0, 8, _split_q8_0),
     12: BlockFormat("Q4_K", 256, 144, _q4_k),
     13: BlockFormat("Q5_K", 256, 176, _q5_k),
     14: BlockFormat("Q6_K", 256, 210, _q6_k),

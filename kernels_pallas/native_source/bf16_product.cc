@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "coded_weights.h"
 #include "panels.h"
 #include "products.h"
 #include "tile_panels.h"
@@ -37,7 +38,7 @@ struct Tiles {
 
 #if defined(HEADRACE_AVX512_BF16)
 
-struct Vectors {
+struct Pairs {
   using Number = uint16_t;
   using Sums = Floats;
   struct Left {
@@ -54,10 +55,42 @@ struct Vectors {
     return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)right.pairs, (__m512bh)left.pairs);
   }
   Floats floats(int64_t, int64_t, int, Floats sums) const { return sums; }
+};
+
+struct Vectors : Pairs {
+  static constexpr bool HAS_CODES = false;
+  static constexpr int MOST = FITTING_TOKENS;
 
   Rows x;
   Weights w;
 };
+
+template <int BITS>
+struct CodedVectors : Pairs {
+  using Group = CodedGroup<BITS>;
+  static constexpr bool HAS_CODES = true;
+  // With more tokens, what is wide comes as fast (decision 30).
+  static constexpr int MOST = BITS == 4 ? 6 : 4;
+
+  struct Columns {
+    const uint8_t* codes;
+    int64_t inputs;
+
+    const uint8_t* column(int64_t index) const { return codes + index * column_bytes(); }
+    int64_t column_bytes() const { return inputs / GROUP * Group::BYTES; }
+  };
+
+  CodedVectors(const Rows& rows, const Weights& weights)
+      : x(rows), w{weights.codes.codes, weights.inputs} {}
+
+  Rows x;
+  Columns w;
+};
+
+template <int BITS>
+bool has_codes(const Weights& w, int64_t tokens) {
+  return w.codes.lines == CodedGroup<BITS>::LINES && tokens <= CodedVectors<BITS>::MOST;
+}
 
 #endif
 
@@ -79,7 +112,11 @@ std::unique_ptr<Multiplying> Bf16Product::new_multiplying(const Rows& x, const W
   if (may_use_tiles()) return std::make_unique<TilePanels<Tiles>>(Tiles{x, w}, tokens);
 #endif
 #if defined(HEADRACE_AVX512_BF16)
-  return std::make_unique<VectorPanels<Vectors>>(Vectors{x, w});
+  if (has_codes<4>(w, tokens))
+    return std::make_unique<VectorPanels<CodedVectors<4>>>(CodedVectors<4>(x, w));
+  if (has_codes<8>(w, tokens))
+    return std::make_unique<VectorPanels<CodedVectors<8>>>(CodedVectors<8>(x, w));
+  return std::make_unique<VectorPanels<Vectors>>(Vectors{{}, x, w});
 #else
   return nullptr;
 #endif

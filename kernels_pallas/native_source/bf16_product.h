@@ -5,12 +5,13 @@
 // in bfloat16 with sums in float32. Packed, w is [outputs / 16][inputs / 32][16][16][2]: pairs of
 // inputs together, sixteen outputs side by side, which is the right operand of the instructions
 // for bfloat16. The inputs are summed in order, so a token has the same bits whatever it is
-// computed with.
+// computed with. Weights may have the codes that they were made of beside them.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "coded_weights.h"
 #include "panels.h"
 #include "products.h"
 #include "vectors.h"
@@ -45,8 +46,10 @@ struct Bf16Product {
     const uint16_t* w;
     const float* scales;  // none
     int64_t outputs, inputs;
+    Codes codes = {};
 
     const uint16_t* column(int64_t index) const { return w + index * inputs * COLUMN; }
+    int64_t column_bytes() const { return inputs * COLUMN * sizeof *w; }
   };
 
   // Whether the processor has the instructions.

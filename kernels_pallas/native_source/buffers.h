@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "attention.h"
+#include "coded_weights.h"
 #include "rows.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -12,6 +13,15 @@ namespace headrace {
 
 using FloatBuffer = xla::ffi::Buffer<xla::ffi::F32>;
 using IntBuffer = xla::ffi::Buffer<xla::ffi::S32>;
+
+// The codes of a layer's weights in those of all, [layers, ..., lines of a group, 64]. There are
+// none of any layer if they are not kept.
+inline Codes codes_of(const xla::ffi::AnyBuffer& all, int64_t layer) {
+  const auto shape = all.dimensions();
+  if (shape[0] == 0) return {};
+  const int64_t bytes = all.size_bytes() / shape[0];
+  return {(const uint8_t*)all.untyped_data() + layer * bytes, shape[shape.size() - 2]};
+}
 
 // A cache, [rows, 2, kv_heads, block_size, padded_dim], and its scales if it has some.
 inline Cache cache_of(const xla::ffi::AnyBuffer& data, const xla::ffi::RemainingArgs& more,

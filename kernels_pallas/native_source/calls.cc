@@ -156,10 +156,10 @@ LeftRows left_rows(const FloatBuffer& x, const FloatBuffer& norm, float eps) {
   return {x.typed_data(), {scale, eps}, shape[0], shape[1]};
 }
 
-Bf16Product::Weights weights_of(const ffi::Buffer<ffi::BF16>& w) {
+Bf16Product::Weights weights_of(const ffi::Buffer<ffi::BF16>& w, const ffi::AnyBuffer& codes) {
   const auto shape = w.dimensions();
   return {(const uint16_t*)w.untyped_data(), nullptr, shape[1] * COLUMN,
-          shape[2] * Bf16Product::DEPTH};
+          shape[2] * Bf16Product::DEPTH, codes_of(codes, 0)};
 }
 
 Int8Product::Weights weights_of(const ffi::Buffer<ffi::S8>& w, const FloatBuffer& scales) {
@@ -168,8 +168,9 @@ Int8Product::Weights weights_of(const ffi::Buffer<ffi::S8>& w, const FloatBuffer
 }
 
 ffi::Error project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
-                   ffi::Buffer<ffi::BF16> w, ffi::ResultBuffer<ffi::F32> out, float eps) {
-  return store_product<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w),
+                   ffi::Buffer<ffi::BF16> w, ffi::AnyBuffer codes,
+                   ffi::ResultBuffer<ffi::F32> out, float eps) {
+  return store_product<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, codes),
                                     out->typed_data());
 }
 
@@ -181,8 +182,9 @@ ffi::Error int8_project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, I
 }
 
 ffi::Error pick_bf16(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
-                     ffi::Buffer<ffi::BF16> w, ffi::ResultBuffer<ffi::S32> out, float eps) {
-  return pick_largest<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w),
+                     ffi::Buffer<ffi::BF16> w, ffi::AnyBuffer codes,
+                     ffi::ResultBuffer<ffi::S32> out, float eps) {
+  return pick_largest<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, codes),
                                    out->typed_data());
 }
 
@@ -250,6 +252,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_project, headrace::project,
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Attr<float>("eps"));
 
@@ -271,6 +274,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_pick_largest, headrace::pick_bf16,
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
+                                  .Arg<xla::ffi::AnyBuffer>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::S32>>()
                                   .Attr<float>("eps"));
 

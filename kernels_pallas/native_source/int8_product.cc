@@ -20,7 +20,6 @@ namespace {
 using Rows = Int8Product::Rows;
 using Weights = Int8Product::Weights;
 
-
 // Both scales, for LANES sums of a token, from output `first` of a column on.
 HEADRACE_INLINE Floats scaled(const Rows& x, const Weights& w, int64_t token, int64_t column,
                               int first, Ints sums) {
@@ -141,6 +140,8 @@ struct Dot {
 struct Vectors : Dot {
   using Number = int8_t;
   using Sums = Ints;
+  static constexpr bool HAS_CODES = false;
+  static constexpr int MOST = FITTING_TOKENS;
 
   Ints begin(int64_t token) const { return Dot::begin(x.rows.sums[token]); }
   Floats floats(int64_t token, int64_t column, int first, Ints sums) const {

@@ -54,6 +54,7 @@ struct Int8Product {
     int64_t outputs, inputs;
 
     const int8_t* column(int64_t index) const { return w + index * inputs * COLUMN; }
+    int64_t column_bytes() const { return inputs * COLUMN; }
   };
 
   static bool can_run() { return true; }

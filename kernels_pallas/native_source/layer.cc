@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <type_traits>
 
 #include "attention.h"
 #include "bf16_product.h"
@@ -36,11 +37,14 @@ const float* of_layer(const FloatBuffer& all, int64_t layer) {
 // The weights of a layer in those of all: [layers, outputs / 16, inputs / depth, ...].
 template <class Product>
 typename Product::Weights weights_of(const ffi::AnyBuffer& w, const FloatBuffer& scales,
-                                     int64_t layer) {
+                                     const ffi::AnyBuffer& codes, int64_t layer) {
   const auto shape = w.dimensions();
   const int64_t outputs = shape[1] * COLUMN, inputs = shape[2] * Product::DEPTH;
-  return {(const typename Product::Number*)w.untyped_data() + layer * outputs * inputs,
-          of_layer(scales, layer), outputs, inputs};
+  const auto* of_layers = (const typename Product::Number*)w.untyped_data();
+  typename Product::Weights weights{of_layers + layer * outputs * inputs, of_layer(scales, layer),
+                                    outputs, inputs};
+  if constexpr (std::is_same_v<Product, Bf16Product>) weights.codes = codes_of(codes, layer);
+  return weights;
 }
 
 // Calls f with the kind of products that the weights are for.
@@ -78,8 +82,9 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
                           FloatBuffer cosines, FloatBuffer sines, IntBuffer num_slots,
                           IntBuffer slots, IntBuffer starts, IntBuffer lengths, IntBuffer tables,
                           IntBuffer layer_index, FloatBuffer norm, ffi::AnyBuffer qkv_w,
-                          FloatBuffer qkv_scales, FloatBuffer qkv_bias, FloatBuffer q_norm,
-                          FloatBuffer k_norm, ffi::AnyBuffer out_w, FloatBuffer out_scales,
+                          FloatBuffer qkv_scales, ffi::AnyBuffer qkv_codes, FloatBuffer qkv_bias,
+                          FloatBuffer q_norm, FloatBuffer k_norm, ffi::AnyBuffer out_w,
+                          FloatBuffer out_scales, ffi::AnyBuffer out_codes,
                           ffi::RemainingArgs more, ffi::ResultBuffer<ffi::F32> out,
                           ffi::Result<ffi::AnyBuffer> data_out, ffi::RemainingRets,
                           std::string_view dtype, int64_t num_layers, int64_t head_dim, float eps,
@@ -97,8 +102,8 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
   return with_product(qkv_w, [&](auto product) {
     using Product = decltype(product);
     using Rows = typename Product::Rows;
-    const auto to_qkv = weights_of<Product>(qkv_w, qkv_scales, layer);
-    const auto to_out = weights_of<Product>(out_w, out_scales, layer);
+    const auto to_qkv = weights_of<Product>(qkv_w, qkv_scales, qkv_codes, layer);
+    const auto to_out = weights_of<Product>(out_w, out_scales, out_codes, layer);
     Parts parts;
     const size_t rows_at = parts.add<char>(Rows::bytes(tokens, width));
     const size_t qkv_at = parts.add<float>(tokens * to_qkv.outputs);
@@ -151,8 +156,9 @@ ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer da
 
 ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer num_slots, IntBuffer layer_index,
                     FloatBuffer norm, ffi::AnyBuffer gate_up_w, FloatBuffer gate_up_scales,
-                    ffi::AnyBuffer down_w, FloatBuffer down_scales, ffi::ResultBuffer<ffi::F32> out,
-                    float eps, bool is_gelu, bool adds) {
+                    ffi::AnyBuffer gate_up_codes, ffi::AnyBuffer down_w, FloatBuffer down_scales,
+                    ffi::AnyBuffer down_codes, ffi::ResultBuffer<ffi::F32> out, float eps,
+                    bool is_gelu, bool adds) {
   const int64_t layer = layer_index.typed_data()[0];
   if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
   const auto shape = x.dimensions();
@@ -160,8 +166,8 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer num_slots, In
   return with_product(gate_up_w, [&](auto product) {
     using Product = decltype(product);
     using Rows = typename Product::Rows;
-    const auto gate_up = weights_of<Product>(gate_up_w, gate_up_scales, layer);
-    const auto down = weights_of<Product>(down_w, down_scales, layer);
+    const auto gate_up = weights_of<Product>(gate_up_w, gate_up_scales, gate_up_codes, layer);
+    const auto down = weights_of<Product>(down_w, down_scales, down_codes, layer);
     Parts parts;
     const size_t rows_at = parts.add<char>(Rows::bytes(tokens, width));
     const size_t gated_at = parts.add<char>(Rows::bytes(tokens, down.inputs));
@@ -212,11 +218,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
                                   .Arg<headrace::FloatBuffer>()  // norm
                                   .Arg<xla::ffi::AnyBuffer>()    // to q, k and v
                                   .Arg<headrace::FloatBuffer>()  // scales
+                                  .Arg<xla::ffi::AnyBuffer>()    // codes
                                   .Arg<headrace::FloatBuffer>()  // bias
                                   .Arg<headrace::FloatBuffer>()  // norm of q
                                   .Arg<headrace::FloatBuffer>()  // norm of k
                                   .Arg<xla::ffi::AnyBuffer>()    // to the output
                                   .Arg<headrace::FloatBuffer>()  // scales
+                                  .Arg<xla::ffi::AnyBuffer>()    // codes
                                   .RemainingArgs()               // scales of the cache
                                   .Ret<headrace::FloatBuffer>()
                                   .Ret<xla::ffi::AnyBuffer>()
@@ -239,8 +247,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_mlp_half, headrace::mlp_half,
                                   .Arg<headrace::FloatBuffer>()  // norm
                                   .Arg<xla::ffi::AnyBuffer>()    // to gate and up
                                   .Arg<headrace::FloatBuffer>()  // scales
+                                  .Arg<xla::ffi::AnyBuffer>()    // codes
                                   .Arg<xla::ffi::AnyBuffer>()    // down
                                   .Arg<headrace::FloatBuffer>()  // scales
+                                  .Arg<xla::ffi::AnyBuffer>()    // codes
                                   .Ret<headrace::FloatBuffer>()
                                   .Attr<float>("eps")
                                   .Attr<bool>("is_gelu")

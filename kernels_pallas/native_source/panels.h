@@ -148,7 +148,7 @@ class NextPanel {
   // There will be so many steps.
   template <class Weights>
   void begin(const Weights& w, const Columns& columns, int64_t steps) {
-    lines_ = w.inputs * COLUMN * sizeof(*w.w) / LINE_BYTES;
+    lines_ = w.column_bytes() / LINE_BYTES;
     in_step_ = (lines_ + steps - 1) / steps;
     for (int i = 0; i < PANEL; ++i) columns_[i] = (const char*)w.column(columns.index[i]);
   }

@@ -29,7 +29,8 @@ typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
-#define HEADRACE_INLINE inline __attribute__((always_inline))
+#define HEADRACE_ALWAYS_INLINE __attribute__((always_inline))
+#define HEADRACE_INLINE inline HEADRACE_ALWAYS_INLINE
 // Before a loop over vectors that have to stay in registers: the compiler leaves those in memory
 // whose place it knows only while the loop runs.
 #define HEADRACE_UNROLL _Pragma("GCC unroll 16")

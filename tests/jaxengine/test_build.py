@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from attention_kernels import ready_kernel
+from attention_kernels import can_project, ready_kernel
 from compile_cache import use_compile_cache
-from engine_builder import HF_CONFIG, RandomCheckpoint
+from engine_builder import HF_CONFIG, CodedCheckpoint, RandomCheckpoint
 from jaxengine import build
-from jaxengine.build import EngineOptions, build_engine, plan_engine
+from jaxengine.build import build_engine, plan_engine
 from jaxengine.config import EngineConfig
+from jaxengine.engine_options import EngineOptions
 from jaxengine.errors import ModelError
 from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.models.config import ModelConfig
@@ -106,25 +107,6 @@ def test_who_wishes_nothing_gets_the_defaults_of_the_configuration():
 def test_the_cache_takes_as_many_blocks_as_its_bytes_hold(options, memory_bytes, cache_bytes):
     config, _ = plan(memory_bytes, **options)
     assert config.num_blocks == cache_bytes // BLOCK_BYTES
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("kv_cache_memory_bytes", "num_kv_blocks"),
-        ("kv_cache_memory_bytes", "kv_cache_memory_share"),
-        ("kv_cache_memory_share", "num_kv_blocks"),
-    ],
-)
-def test_the_size_of_the_cache_is_said_in_one_way(first, second):
-    with pytest.raises(ValueError, match=f"give only one of {first} and {second}"):
-        EngineOptions(**{first: 1, second: 1})
-
-
-@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
-def test_a_share_is_a_part_of_the_whole(share):
-    with pytest.raises(ValueError, match="kv_cache_memory_share"):
-        EngineOptions(kv_cache_memory_share=share)
 
 
 def test_blocks_of_f32_cost_twice_as_much():
@@ -383,3 +365,35 @@ def test_a_model_that_does_not_fit_its_checkpoint_is_refused_before_anything_is_
             compile_progress=lambda *done: compiled.append(done),
         )
     assert compiled == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reads_codes", "kept"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"keep_codes": False}, True, False),
+        ({"quantization": "int8"}, True, False),
+    ],
+)
+def test_codes_are_kept_beside_weights_that_stay_wide(options, reads_codes, kept, monkeypatch):
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    choose = build.choose_kernel
+
+    def choose_kernel(wanted, **facts):
+        return replace(choose(wanted, **facts), reads_codes=reads_codes)
+
+    monkeypatch.setattr(build, "choose_kernel", choose_kernel)
+    use_compile_cache()
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 320}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
+    wishes = replace(SMALL, dtype="bfloat16", attention_kernel="auto", block_size=32, **options)
+    checkpoint = CodedCheckpoint(**sizes, **heads)
+    memory = build_engine(checkpoint, wishes, memory_bytes=1 << 30).memory
+    # Half a byte of code, and four of scale and minimum for 32; one byte in the head, and as many.
+    in_layers, in_head = 64 * (3 * 64 + 64 + 2 * 64 + 64), 64 * 320
+    codes = in_layers * 5 // 8 + in_head * 9 // 8
+    assert memory.codes == (codes if kept else 0)
+    parts = memory.weights + memory.codes + memory.kv_cache + memory.workspace + memory.scratch
+    assert memory.total == parts

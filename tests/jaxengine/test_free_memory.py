@@ -8,8 +8,9 @@ import pytest
 from compile_cache import use_compile_cache
 from engine_builder import RandomCheckpoint
 from jaxengine import build, free_memory
-from jaxengine.build import EngineOptions, build_engine
+from jaxengine.build import build_engine
 from jaxengine.config import EngineConfig
+from jaxengine.engine_options import EngineOptions
 from jaxengine.errors import ModelError
 from jaxengine.free_memory import free_bytes
 from kernels_pallas.ragged_paged_attention import new_kv_cache

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 
 from gateway.commands.serve_options import ServeOptions, as_options, serve_options
 from gateway.config import GatewayConfig
-from jaxengine.build import EngineOptions
 from jaxengine.config import EngineConfig
+from jaxengine.engine_options import EngineOptions
 
 
 def parsed(*arguments, **environment):
@@ -51,6 +51,7 @@ def test_the_defaults_are_those_of_the_configurations():
     options = EngineOptions()
     assert given["queue_timeout"] == options.queue_timeout_s == 300
     assert given["max_num_queued_tokens"] == options.max_num_queued_tokens == 2**20
+    assert given["keep_codes"] is options.keep_codes is True
     assert given["max_num_queued_reqs"] == engine.max_num_queued_requests
     assert given["block_size"] is options.block_size is None
     assert (given["host"], given["port"]) == (gateway.host, gateway.port)
@@ -63,6 +64,7 @@ def test_the_defaults_are_those_of_the_configurations():
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype", "fp8_e4m3"),
         (["--kv-cache-dtype", "int8"], "kv_cache_dtype", "int8"),
         (["--block-size", "64"], "block_size", 64),
+        (["--no-keep-codes"], "keep_codes", False),
         (["--quantization", "int8"], "quantization", "int8"),
         (["--quantization", "fp8"], "quantization", "fp8"),
         (["--batching", "static"], "batching", "static"),

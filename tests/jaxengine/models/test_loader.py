@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from engine_builder import RandomCheckpoint
+from engine_builder import CodedCheckpoint, RandomCheckpoint
 from jaxengine.errors import ModelError
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.loader import load_decoder
 from kernels_pallas import fp8
+from kernels_pallas.group_codes import GroupCodes, pack_codes
 from kernels_pallas.int8 import quantize
 from kernels_pallas.projection import pack
 
@@ -234,3 +235,49 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(shapes, message):
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"])
 def test_tensors_that_repeat_what_is_known_are_passed_over(name):
     load(ChangedCheckpoint({name: (3, 5)}))
+
+
+def load_coded(checkpoint, **options):
+    return load(checkpoint, dtype="bfloat16", codes=checkpoint, **options)
+
+
+def test_codes_of_matrices_join_by_rows_beside_their_numbers():
+    checkpoint = CodedCheckpoint(vocab_size=320, intermediate_size=160, head_dim=64)
+    decoder = load_coded(checkpoint, packed=True)
+    parts = [
+        checkpoint.get_codes(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up")
+    ]
+    gate_up = decoder.stack.mlp.gate_up_proj
+    place = np.empty(gate_up.codes.shape[1:], np.uint8)
+    pack_codes(GroupCodes(*map(np.concatenate, zip(*parts, strict=True))), place)
+    np.testing.assert_array_equal(gate_up.codes[1], place)
+    numbers = np.empty(gate_up.weight.shape[1:], "bfloat16")
+    pack(np.concatenate([part.numbers() for part in parts]), numbers)
+    np.testing.assert_array_equal(gate_up.weight[1], numbers)
+    head = np.empty(decoder.lm_head.codes.shape[1:], np.uint8)
+    pack_codes(checkpoint.get_codes("model.embed_tokens.weight"), head)
+    np.testing.assert_array_equal(decoder.lm_head.codes[0], head)
+
+
+def test_layers_have_codes_if_all_their_matrices_are_stored_in_such_of_the_same_bits():
+    class OneOfMoreBits(CodedCheckpoint):
+        def code_bits(self, name):
+            return (
+                8 if name == "model.layers.1.self_attn.v_proj.weight" else super().code_bits(name)
+            )
+
+    class OneWithout(CodedCheckpoint):
+        def code_bits(self, name):
+            return None if name.startswith("model.layers.0.mlp.up") else super().code_bits(name)
+
+    for kind in (OneOfMoreBits, OneWithout):
+        decoder = load_coded(kind(vocab_size=320, intermediate_size=160, head_dim=64), packed=True)
+        assert decoder.stack.attention.qkv_proj.codes is None
+        assert decoder.lm_head.codes is not None
+
+
+def test_only_packed_weights_have_codes():
+    plain = load_coded(CodedCheckpoint(vocab_size=320, intermediate_size=160, head_dim=64))
+    assert all(layer.mlp.down_proj.codes is None for layer in plain.layers)
+    unasked = load(RandomCheckpoint(vocab_size=320, head_dim=64), dtype="bfloat16", packed=True)
+    assert unasked.lm_head.codes is None

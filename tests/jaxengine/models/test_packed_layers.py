@@ -7,6 +7,7 @@ import pytest
 from attention_kernels import can_project, ready_kernel
 from decoder_bits import check_bits
 from engine_builder import (
+    CodedCheckpoint,
     Computed,
     RandomCheckpoint,
     decoder_of,
@@ -27,6 +28,34 @@ def test_packed_layers_of_eight_bits_have_the_same_bits_in_every_cut_and_bucket(
     if ready_kernel() != "native":
         pytest.skip("no compiler here")
     check_bits(*packed_decoder(quantization="int8"), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"model_type": "qwen2", "layers": 8}, {"model_type": "gemma2", "head": 4}],
+    ids=["plain", "biases", "norms behind, GELU and soft caps"],
+)
+def test_weights_with_codes_give_the_bits_of_those_without(changes):
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    checkpoint = CodedCheckpoint(
+        vocab_size=320, intermediate_size=160, num_hidden_layers=2, **{**THREES, **changes}
+    )
+    token_ids = np.random.default_rng(0).integers(0, 320, 48).tolist()
+    coded, plain = (
+        Computed(
+            *decoder_of(checkpoint, "bfloat16", packed=True, keep_codes=keep_codes),
+            "bfloat16",
+            max_len=64,
+        )
+        for keep_codes in (True, False)
+    )
+    for first, end in ((0, 37), (37, 38), (38, 40), (40, 46), (46, 48)):
+        some = token_ids[first:end]
+        expected = plain.step(some, first, num_tokens=64, num_seqs=8)[: end - first]
+        computed = coded.step(some, first, num_tokens=64, num_seqs=8)[: end - first]
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_array_equal(computed, expected)
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,26 @@ def test_the_default_model_is_described_as_on_the_hub():
     assert config["rms_norm_eps"] == pytest.approx(1e-5)
     assert len(checkpoint.names()) == 2 + 30 * 9
     assert checkpoint.get("model.layers.29.mlp.down_proj.weight").shape == (576, 1536)
+
+
+@pytest.mark.model
+def test_the_default_model_is_stored_in_codes():
+    checkpoint = open_checkpoint(default_model_files())
+    layers = [name for name in checkpoint.names() if name.endswith("_proj.weight")]
+    assert len(layers) == 30 * 7
+    assert {checkpoint.code_bits(name) for name in layers} == {4}
+    assert checkpoint.code_bits("model.embed_tokens.weight") == 8
+    assert checkpoint.code_bits("model.norm.weight") is None
+    prefix = "model.layers.3."
+    for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj"):
+        name = f"{prefix}{part}.weight"
+        codes = checkpoint.get_codes(name)
+        np.testing.assert_array_equal(codes.numbers(), checkpoint.get(name), err_msg=name)
+
+
+@pytest.mark.parametrize("files", [tiny_model_files("llama"), tiny_gguf_files("llama")])
+def test_files_of_wide_weights_have_no_codes(files):
+    checkpoint = open_checkpoint(files)
+    assert {checkpoint.code_bits(name) for name in checkpoint.names()} == {None}
+    with pytest.raises(ModelError, match=r"codes"):
+        checkpoint.get_codes("model.layers.0.mlp.down_proj.weight")
