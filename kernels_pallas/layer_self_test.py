@@ -19,10 +19,10 @@ from kernels_pallas import int8
 from kernels_pallas.kv_cache import KVCacheDtype
 from kernels_pallas.native_layer import (
     AttentionWeights,
+    Halves,
     MLPWeights,
     PackedWeights,
-    run_attention_half,
-    run_mlp_half,
+    run_layers,
 )
 from kernels_pallas.projection import pack, packed_shape
 from kernels_pallas.ragged_paged_attention import new_kv_cache
@@ -33,6 +33,7 @@ __all__ = ["find_layer_fault", "plain_attention"]
 WIDTH, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 6, 2, 64
 NUM_LAYERS, LAYER, BLOCK_SIZE, NUM_BLOCKS, BUCKET = 2, 1, 16, 16, 48
 EPS = 1e-5
+HALVES: tuple[Halves, ...] = ("attention", "mlp")
 # Steps as (tokens of the first sequence, of the second); the shorter comes first in the batch.
 STEPS = ((0, 33), (1, 7), (3, 1), (1, 1))
 # Shares of the root mean square of what is expected. A number that float32 moves over the middle
@@ -56,7 +57,7 @@ def find_layer_fault(
         weight_dtype: of the matrices.
         kv_cache_dtype: float32 loses nothing, so that the tolerance is that of the products.
         is_plain: no biases, norms of heads or GELU, and sums with the residual stream.
-        sliding_window: as of run_attention_half.
+        sliding_window: as of run_layers.
         soft_cap: likewise.
     """
     rng = np.random.default_rng(0)
@@ -79,20 +80,19 @@ def find_layer_fault(
         out=out.packed,
     )
     mlp = MLPWeights(_f32(norms["mlp"]), gate_up.packed, down.packed)
-    run_attention = jax.jit(
+    run = jax.jit(
         partial(
-            run_attention_half,
-            layer=jnp.int32(LAYER),
+            run_layers,
+            layers=jnp.array([LAYER, LAYER + 1]),
             eps=EPS,
             scale=HEAD_DIM**-0.5,
             sliding_window=sliding_window,
             soft_cap=soft_cap,
+            is_gelu=not is_plain,
             adds=is_plain,
         ),
-        donate_argnums=3,
-    )
-    run_mlp = jax.jit(
-        partial(run_mlp_half, layer=jnp.int32(LAYER), eps=EPS, is_gelu=not is_plain, adds=is_plain)
+        static_argnames="halves",
+        donate_argnums=4,
     )
     cache = new_kv_cache(
         num_layers=NUM_LAYERS,
@@ -105,13 +105,25 @@ def find_layer_fault(
     )
     lengths = np.cumsum([(0, 0), *STEPS], axis=0)
     streams = [rng.standard_normal((n, WIDTH)) * rng.uniform(0.1, 9, (n, 1)) for n in lengths[-1]]
-    results: dict[str, list[list[Doubles]]] = {"attention": [[], []], "mlp": [[], []]}
+    results: dict[Halves, list[list[Doubles]]] = {"attention": [[], []], "mlp": [[], []]}
     for before, after in pairwise(lengths):
         x, rope, batch = _step(streams, before, after)
         # One slot more than there are tokens, as a static batch has them.
         num_slots = jnp.int32((after - before).sum() + 1)
-        attended, cache = run_attention(x, attention, rope, cache, batch, num_slots)
-        for name, computed in (("attention", attended), ("mlp", run_mlp(x, mlp, num_slots))):
+        computed_of: dict[Halves, jax.Array] = {}
+        for name in HALVES:
+            computed_of[name], cache = run(
+                x, attention, mlp, rope, cache, batch, num_slots, halves=name
+            )
+        if is_plain:
+            whole, cache = run(x, attention, mlp, rope, cache, batch, num_slots)
+            attended = computed_of["attention"]
+            in_halves, cache = run(
+                attended, attention, mlp, rope, cache, batch, num_slots, halves="mlp"
+            )
+            if (whole != in_halves).any():
+                return f"{weight_dtype} layer: other numbers than its halves"
+        for name, computed in computed_of.items():
             if not np.isfinite(computed).all():
                 return f"{weight_dtype} layer, {name}: something that is not finite"
             first = after[0] - before[0]
@@ -135,14 +147,14 @@ def find_layer_fault(
         share = 1 / (1 + np.exp(-gate)) if is_plain else (1 + np.tanh(cube)) / 2
         return down.times(gate * share * up)
 
-    expected: dict[str, Callable[[Doubles], Doubles]] = {
+    expected: dict[Halves, Callable[[Doubles], Doubles]] = {
         "attention": expected_attention,
         "mlp": expected_mlp,
     }
     for name, chunks in results.items():
-        for stream, computed in zip(streams, chunks, strict=True):
+        for stream, parts in zip(streams, chunks, strict=True):
             half = expected[name](stream)
-            error = np.abs(np.concatenate(computed) - (half + stream if is_plain else half))
+            error = np.abs(np.concatenate(parts) - (half + stream if is_plain else half))
             error /= np.sqrt((half**2).mean())
             # Not at most, so that what is not a number is a fault as well.
             if not (error.mean() <= MEAN_TOLERANCE and error.max() <= LARGEST_TOLERANCE):

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.kv_cache import KVCache, KVCacheDtype, zeros_kv_cache
 from kernels_pallas.native_build import NATIVE_BLOCK_SIZES
-from kernels_pallas.native_layer import ATTENTION_HALF, MLP_HALF
+from kernels_pallas.native_layer import LAYERS
 from kernels_pallas.native_sampling import SAMPLE
 from kernels_pallas.projection import (
     INT8_PICK_LARGEST,
@@ -46,8 +46,7 @@ FUNCTIONS = (
     INT8_PROJECT,
     PICK_LARGEST,
     INT8_PICK_LARGEST,
-    ATTENTION_HALF,
-    MLP_HALF,
+    LAYERS,
     SAMPLE,
 )
 

@@ -1,17 +1,17 @@
-"""The two halves of a decoder layer on CPUs, each as one call of the native library.
+"""Layers of a decoder on CPUs, as calls of the native library.
 
 Between the products of a layer lie norms, the rotation of queries and keys, the write into the KV
 cache, attention, a gate and two sums. XLA makes a pass over memory of each, many of them in one
 thread, and its threads meet at every product. `native_source/layer.cc` hands rows from one to the
-next in phases of one call: a third of the time of a step that decodes (docs/decisions/0025).
+next in phases of one call, and goes on to the next layer (docs/decisions/0025).
 
-Weights of all layers lie in one array each, packed as `projection` has it, and a call is told which
-layer is meant: a program can go through the layers in a loop without a copy of their weights.
+Weights of all layers lie in one array each, packed as `projection` has it.
 
 Letters: T tokens, D model, F hidden, N query heads, K kv heads, H head dim, L layers, O outputs.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,18 @@ from kernels_pallas.projection import or_no_codes
 from kernels_pallas.work_plan import AttentionBatch
 
 __all__ = [
-    "ATTENTION_HALF",
-    "MLP_HALF",
+    "LAYERS",
     "AttentionWeights",
+    "Halves",
     "MLPWeights",
     "PackedWeights",
-    "run_attention_half",
-    "run_mlp_half",
+    "run_layers",
 ]
 
-ATTENTION_HALF = "headrace_attention_half"
-MLP_HALF = "headrace_mlp_half"
+LAYERS = "headrace_layers"
+
+Halves = Literal["attention", "mlp", "both"]
+HALVES: Mapping[Halves, int] = {"attention": 1, "mlp": 2, "both": 3}
 
 
 class PackedWeights(NamedTuple):
@@ -69,41 +70,51 @@ class MLPWeights(NamedTuple):
     down: PackedWeights
 
 
-def run_attention_half(
+def run_layers(
     x_TD: Float[Array, "T D"],
-    weights: AttentionWeights,
+    attention: AttentionWeights,
+    mlp: MLPWeights,
     rope: tuple[Float[Array, "T 1 H/2"], Float[Array, "T 1 H/2"]],
     kv_cache: KVCache,
     batch: AttentionBatch,
     num_slots: Int[Array, ""],
     *,
-    layer: Int[Array, ""],
+    layers: Int[Array, "2"],
+    halves: Halves = "both",
     eps: float,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    is_gelu: bool,
     adds: bool,
 ) -> tuple[Float[Array, "T D"], KVCache]:
-    """Run norm, attention and its output product; write K and V into the cache, in place.
+    """Run layers one after the other; write K and V into the cache, in place.
 
-    `native.load` must have been called. A token has the same bits whatever it is computed with.
+    The first half of a layer is norm, attention and its output product, the second norm, gate, up
+    and down. `native.load` must have been called. A token has the same bits whatever it is computed
+    with.
 
     Args:
         x_TD: the residual stream, in f32.
-        weights: of all layers.
+        attention: of all layers.
+        mlp: likewise.
         rope: cosines and sines of each token.
         kv_cache: of the native kernel.
         batch: where the tokens belong.
         num_slots: how many of the T are computed, at least those of the batch. What the others
             hold is finite.
-        layer: which one is run.
+        layers: the first that is run, and the one behind the last.
+        halves: what is run of them.
         eps: of the norms.
         scale: as of ragged_paged_attention.
         sliding_window: likewise.
         soft_cap: likewise.
-        adds: return the sum with x, in its place where XLA allows it, instead of what attention
-            gives.
+        is_gelu: the gate is a GELU, by tanh, instead of a SiLU.
+        adds: return the sum with x, in its place where XLA allows it, instead of what a half gives;
+            always so for more than one half.
     """
+    if not adds and halves == "both":
+        raise ValueError("layers are run in halves where their results are not added")
     cosines, sines = rope
     num_tokens, width = x_TD.shape
     half = cosines.shape[-1]
@@ -117,13 +128,16 @@ def run_attention_half(
         batch.query_start_loc,
         batch.seq_lens,
         batch.block_tables,
-        layer.astype(jnp.int32),
-        weights.norm,
-        *_operands(weights.qkv),
-        _or_none(weights.qkv_bias),
-        _or_none(weights.q_norm),
-        _or_none(weights.k_norm),
-        *_operands(weights.out),
+        layers.astype(jnp.int32),
+        attention.norm,
+        *_operands(attention.qkv),
+        _or_none(attention.qkv_bias),
+        _or_none(attention.q_norm),
+        _or_none(attention.k_norm),
+        *_operands(attention.out),
+        mlp.norm,
+        *_operands(mlp.gate_up),
+        *_operands(mlp.down),
     ]
     results = [
         jax.ShapeDtypeStruct((num_tokens, width), jnp.float32),
@@ -136,60 +150,21 @@ def run_attention_half(
         aliases[len(operands)] = 2
         operands.append(kv_cache.scales)
         results.append(jax.ShapeDtypeStruct(kv_cache.scales.shape, kv_cache.scales.dtype))
-    call = jax.ffi.ffi_call(ATTENTION_HALF, results, input_output_aliases=aliases)
+    call = jax.ffi.ffi_call(LAYERS, results, input_output_aliases=aliases)
     out_TD, data, *scales = call(
         *operands,
         dtype=kv_cache.dtype,
-        num_layers=np.int64(weights.norm.shape[0]),
+        halves=np.int64(HALVES[halves]),
         head_dim=np.int64(2 * half),
         eps=np.float32(eps),
         scale=np.float32(scale),
         # 0 for none: an attribute has no other way to say so.
         sliding_window=np.int64(sliding_window or 0),
         soft_cap=np.float32(soft_cap or 0),
-        adds=adds,
-    )
-    return out_TD, KVCache(data, scales[0] if scales else None, kv_cache.dtype, kv_cache.kernel)
-
-
-def run_mlp_half(
-    x_TD: Float[Array, "T D"],
-    weights: MLPWeights,
-    num_slots: Int[Array, ""],
-    *,
-    layer: Int[Array, ""],
-    eps: float,
-    is_gelu: bool,
-    adds: bool,
-) -> Float[Array, "T D"]:
-    """Run norm, gate, up and down.
-
-    Args:
-        x_TD: as of run_attention_half.
-        weights: of all layers.
-        num_slots: as of run_attention_half.
-        layer: likewise.
-        eps: of the norm.
-        is_gelu: the gate is a GELU, by tanh, instead of a SiLU.
-        adds: as of run_attention_half.
-    """
-    call = jax.ffi.ffi_call(
-        MLP_HALF,
-        jax.ShapeDtypeStruct(x_TD.shape, jnp.float32),
-        input_output_aliases={0: 0} if adds else {},
-    )
-    out_TD: Array = call(
-        x_TD,
-        num_slots,
-        layer.astype(jnp.int32),
-        weights.norm,
-        *_operands(weights.gate_up),
-        *_operands(weights.down),
-        eps=np.float32(eps),
         is_gelu=is_gelu,
         adds=adds,
     )
-    return out_TD
+    return out_TD, KVCache(data, scales[0] if scales else None, kv_cache.dtype, kv_cache.kernel)
 
 
 def _operands(weights: PackedWeights) -> tuple[Array, Array, Array]:

@@ -56,9 +56,8 @@ def call_bytes(sizes: LayerSizes, *, num_tokens: int, num_rows: int) -> int:
     """
     if sizes.weights is None:
         return 0
-    most = max(
-        _attention_half(sizes, num_tokens), _mlp_half(sizes, num_tokens), _head(sizes, num_rows)
-    )
+    layers = _attention_half(sizes, num_tokens) + _mlp_half(sizes, num_tokens)
+    most = max(layers, _head(sizes, num_rows))
     return _rounded_up(most, PAGE)
 
 

@@ -226,13 +226,15 @@ def random_decoder(
 
 
 @functools.cache
-def packed_decoder(quantization: Quantization | None = None) -> tuple[Decoder, ModelConfig]:
-    """Random weights in bfloat16 or quantized, packed, with biases.
+def packed_decoder(
+    quantization: Quantization | None = None, *, model_type: str = "qwen2"
+) -> tuple[Decoder, ModelConfig]:
+    """Random weights in bfloat16 or quantized, packed; a qwen2 has biases.
 
     The former only where `can_project` says yes, the latter where the native kernel is ready.
     """
     checkpoint = RandomCheckpoint(
-        model_type="qwen2",
+        model_type=model_type,
         vocab_size=320,
         intermediate_size=128,
         num_attention_heads=3,

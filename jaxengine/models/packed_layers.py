@@ -1,7 +1,8 @@
-"""All layers with packed weights, as a loop over calls of the native library; for CPUs.
+"""All layers with packed weights, by the native library; for CPUs.
 
-The same layer as `decoder_layer` has it, in two calls. The parameters of all layers lie in one
-array each, so that a program is one layer in a loop, which compiles in a tenth of the time.
+The same layers as `decoder_layer` has them, in one call; or each in two, where a norm or what other
+devices have comes between a half and the residual stream. The parameters of all layers lie in one
+array each, so that a program compiles in a tenth of the time.
 
 Letters: T packed tokens, D model.
 """
@@ -20,10 +21,10 @@ from jaxengine.models.sharding import add_up
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.native_layer import (
     AttentionWeights,
+    Halves,
     MLPWeights,
     PackedWeights,
-    run_attention_half,
-    run_mlp_half,
+    run_layers,
 )
 from kernels_pallas.work_plan import AttentionBatch
 
@@ -71,49 +72,57 @@ def run_packed_layers(
     )
     if num_slots is None:
         num_slots = jnp.int32(len(x_TD))
-    # What is added to the stream can be added at once, unless others have parts of it too, or it
-    # goes through a norm before.
+    # What is added to the stream is added at once, unless others have parts of it too, or it goes
+    # through a norm before.
     adds = config.num_shards == 1 and not config.is_gemma2
     eps = config.rms_norm_eps
 
     def add(
         x_TD: Array, half_TD: Array, norm: RMSNorm | None, layer: Int[Array, ""]
     ) -> Float[Array, "T D"]:
-        if adds:
-            return half_TD
         half_TD = add_up(half_TD, config.num_shards)
         if norm is not None:
             mean = row_mean(half_TD * half_TD)
             half_TD = half_TD * lax.rsqrt(mean + eps) * norm.scale[...][layer]
         return x_TD + half_TD
 
-    def run(window: int | None, layer: Int[Array, ""], carried: Carried) -> Carried:
-        x_TD, kv_cache = carried
-        attended_TD, kv_cache = run_attention_half(
+    def run(
+        x_TD: Array, kv_cache: KVCache, window: int | None, layers: Array, halves: Halves = "both"
+    ) -> Carried:
+        return run_layers(
             x_TD,
             attention,
+            mlp,
             rope,
             kv_cache,
             batch,
             num_slots,
-            layer=layer,
+            layers=layers,
+            halves=halves,
             eps=eps,
             scale=config.attention_scale,
             sliding_window=window,
             soft_cap=config.attention_soft_cap,
+            is_gelu=config.is_gemma2,
             adds=adds,
         )
+
+    def run_in_halves(window: int | None, layer: Int[Array, ""], carried: Carried) -> Carried:
+        x_TD, kv_cache = carried
+        layers = layer + jnp.arange(2)
+        attended_TD, kv_cache = run(x_TD, kv_cache, window, layers, "attention")
         x_TD = add(x_TD, attended_TD, stack.attended_norm, layer)
-        mlp_TD = run_mlp_half(
-            x_TD, mlp, num_slots, layer=layer, eps=eps, is_gelu=config.is_gemma2, adds=adds
-        )
+        mlp_TD, kv_cache = run(x_TD, kv_cache, window, layers, "mlp")
         return add(x_TD, mlp_TD, stack.mlp_norm, layer), kv_cache
 
-    # Each run of layers of one window is a loop.
     first = 0
-    for window, layers in itertools.groupby(config.windows):
-        end = first + len(list(layers))
-        x_TD, kv_cache = lax.fori_loop(first, end, partial(run, window), (x_TD, kv_cache))
+    for window, some in itertools.groupby(config.windows):
+        end = first + len(list(some))
+        if adds:
+            x_TD, kv_cache = run(x_TD, kv_cache, window, jnp.array([first, end]))
+        else:
+            body = partial(run_in_halves, window)
+            x_TD, kv_cache = lax.fori_loop(first, end, body, (x_TD, kv_cache))
         first = end
     return x_TD, kv_cache
 

@@ -129,10 +129,22 @@ int64_t work_of(const Step& step, int sequence, int rows) {
   return (rows + 16) * std::min(length, step.options.window);
 }
 
+}  // namespace
+
+struct AttentionPlan {
+  std::vector<Item> items;
+  std::vector<int> ends;  // of the shares
+  int64_t work;
+};
+
+int64_t work_of(const AttentionPlan& plan) { return plan.work; }
+
+namespace {
+
 // Query rows of all sequences in pieces, in the order of the tokens: they lie in the caches of the
 // thread that computed them. Pieces have MAX_ROWS, or fewer where that would be too large a part of
 // all: a few tokens with a long context would keep one thread busy, and the others waiting.
-std::vector<Item> plan(const Step& step, int64_t* work) {
+std::vector<Item> items_of(const Step& step, int64_t* work) {
   constexpr int64_t PARTS = 12, FEWEST_ROWS = 16;
   const Batch& batch = step.batch;
   const auto rows_of = [&](int sequence) {
@@ -183,21 +195,22 @@ std::vector<int> share_out(const Step& step, const std::vector<Item>& items) {
 }
 
 template <class Multiplier>
-void add_items(Phases& phases, const Step& step, std::vector<Item> items, Failure& failure) {
-  struct Shares {
-    std::vector<Item> items;
-    std::vector<int> ends;
-  };
-  auto ends = share_out(step, items);
-  const int64_t total = ends.size() - 1;
-  const auto shares = std::make_shared<const Shares>(Shares{std::move(items), std::move(ends)});
-  phases.add_foreseen(total, [=, &failure] {
-    return [=, worker = std::make_unique<Worker<Multiplier>>(step, failure)](int64_t index,
-                                                                             int64_t next) {
-      const auto item = [&](int64_t share) { return shares->items.data() + shares->ends[share]; };
+void add_items(Phases& phases, const Step& step, const std::shared_ptr<const AttentionPlan>& plan,
+               Failure& failure) {
+  phases.add_foreseen(plan->ends.size() - 1, [=, &failure] {
+    return [=, worker = std::make_unique<Worker<Multiplier>>(step, failure)](
+               int64_t index, int64_t next, const Phases::Home&) {
+      const auto item = [&](int64_t share) { return plan->items.data() + plan->ends[share]; };
       (*worker)(item(index), item(index + 1), next == Phases::NO_TASK ? nullptr : item(next));
     };
   });
+}
+
+Step step_of(const Cache& cache, const Batch& batch, const Heads& queries, int group,
+             const AttentionOptions& options, const AttentionOut& out) {
+  Step step{cache, batch, queries, options, out, {}, group};
+  if (options.window == 0) step.options.window = std::numeric_limits<int64_t>::max();
+  return step;
 }
 
 }  // namespace
@@ -220,35 +233,35 @@ void add_write(Phases& phases, const Cache& cache, const Heads& keys, const Head
   });
 }
 
-int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, const Heads& queries,
-                      int group, const AttentionOptions& options, const AttentionOut& out,
-                      Failure& failure) {
-  Step step{cache, batch, queries, options, out, {}, group};
-  if (options.window == 0) step.options.window = std::numeric_limits<int64_t>::max();
+std::shared_ptr<const AttentionPlan> plan_attention(const Cache& cache, const Batch& batch,
+                                                    int group, const AttentionOptions& options) {
+  const Step step = step_of(cache, batch, {}, group, options, {});
+  AttentionPlan plan;
+  plan.items = items_of(step, &plan.work);
+  plan.ends = share_out(step, plan.items);
+  return std::make_shared<const AttentionPlan>(std::move(plan));
+}
+
+void add_attention(Phases& phases, const Cache& cache, const Batch& batch, const Heads& queries,
+                   int group, const AttentionOptions& options,
+                   const std::shared_ptr<const AttentionPlan>& plan, const AttentionOut& out,
+                   Failure& failure) {
+  Step step = step_of(cache, batch, queries, group, options, out);
   bool pairs = false;
   with_format(cache.dtype, [&](auto format) {
     using Format = decltype(format);
     step.reading = reading_of<Format>();
     pairs = Format::PAIRS;
   });
-  int64_t work;
-  std::vector<Item> items = plan(step, &work);
-  if (!pairs) {
-    add_items<Multiplier<FloatProduct>>(phases, step, std::move(items), failure);
-    return work;
-  }
+  if (!pairs) return add_items<Multiplier<FloatProduct>>(phases, step, plan, failure);
 #if defined(HEADRACE_AMX)
-  if (may_use_tiles()) {
-    add_items<TileMultiplier>(phases, step, std::move(items), failure);
-    return work;
-  }
+  if (may_use_tiles()) return add_items<TileMultiplier>(phases, step, plan, failure);
 #endif
 #if defined(HEADRACE_AVX512_BF16)
-  add_items<Multiplier<Avx512PairProduct>>(phases, step, std::move(items), failure);
+  add_items<Multiplier<Avx512PairProduct>>(phases, step, plan, failure);
 #else
-  add_items<Multiplier<PortablePairProduct>>(phases, step, std::move(items), failure);
+  add_items<Multiplier<PortablePairProduct>>(phases, step, plan, failure);
 #endif
-  return work;
 }
 
 const char* bf16_instructions() {

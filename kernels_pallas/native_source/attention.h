@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "formats.h"
@@ -56,10 +57,20 @@ bool is_cache_dtype(std::string_view dtype);
 void add_write(Phases& phases, const Cache& cache, const Heads& keys, const Heads& values,
                const int32_t* slots, int64_t num_tokens);
 
-// Adds attention; returns about how many multiply-adds it takes. `failure` lives until it is done.
-int64_t add_attention(Phases& phases, const Cache& cache, const Batch& batch, const Heads& queries,
-                      int group, const AttentionOptions& options, const AttentionOut& out,
-                      Failure& failure);
+// How a step's attention is shared among threads; the same for all layers of one window.
+struct AttentionPlan;
+
+std::shared_ptr<const AttentionPlan> plan_attention(const Cache& cache, const Batch& batch,
+                                                    int group, const AttentionOptions& options);
+
+// About how many multiply-adds it takes.
+int64_t work_of(const AttentionPlan& plan);
+
+// Adds attention, as planned for the same arguments. `failure` lives until it is done.
+void add_attention(Phases& phases, const Cache& cache, const Batch& batch, const Heads& queries,
+                   int group, const AttentionOptions& options,
+                   const std::shared_ptr<const AttentionPlan>& plan, const AttentionOut& out,
+                   Failure& failure);
 
 // The instructions that products of bfloat16 run on, for logs and people.
 const char* bf16_instructions();

@@ -36,6 +36,14 @@ struct Tiles {
 
 #endif
 
+bool has_tiles() {
+#if defined(HEADRACE_AMX)
+  return may_use_tiles();
+#else
+  return false;
+#endif
+}
+
 #if defined(HEADRACE_AVX512_BF16)
 
 struct Pairs {
@@ -59,7 +67,6 @@ struct Pairs {
 
 struct Vectors : Pairs {
   static constexpr bool HAS_CODES = false;
-  static constexpr int MOST = FITTING_TOKENS;
 
   Rows x;
   Weights w;
@@ -69,28 +76,27 @@ template <int BITS>
 struct CodedVectors : Pairs {
   using Group = CodedGroup<BITS>;
   static constexpr bool HAS_CODES = true;
-  // With more tokens, what is wide comes as fast (decision 30).
-  static constexpr int MOST = BITS == 4 ? 6 : 4;
 
-  struct Columns {
+  struct Coded {
     const uint8_t* codes;
     int64_t inputs;
 
+    explicit Coded(const Weights& w) : codes(w.codes.codes), inputs(w.inputs) {}
     const uint8_t* column(int64_t index) const { return codes + index * column_bytes(); }
     int64_t column_bytes() const { return inputs / GROUP * Group::BYTES; }
   };
 
-  CodedVectors(const Rows& rows, const Weights& weights)
-      : x(rows), w{weights.codes.codes, weights.inputs} {}
+  CodedVectors(const Rows& rows, const Weights& weights) : x(rows), w(weights) {}
+
+  // Whether there are codes, and tokens go through them once. With more tokens, what is wide comes
+  // in the time of the products.
+  static bool are_for(const Weights& w, int64_t tokens) {
+    return w.codes.lines == Group::LINES && tokens <= FITTING_TOKENS && !has_tiles();
+  }
 
   Rows x;
-  Columns w;
+  Coded w;
 };
-
-template <int BITS>
-bool has_codes(const Weights& w, int64_t tokens) {
-  return w.codes.lines == CodedGroup<BITS>::LINES && tokens <= CodedVectors<BITS>::MOST;
-}
 
 #endif
 
@@ -99,11 +105,17 @@ bool has_codes(const Weights& w, int64_t tokens) {
 bool Bf16Product::can_run() {
 #if defined(HEADRACE_AVX512_BF16)
   return true;
-#elif defined(HEADRACE_AMX)
-  return may_use_tiles();
 #else
-  return false;
+  return has_tiles();
 #endif
+}
+
+PanelMemory Bf16Product::memory(const Weights& w, int64_t tokens, const Columns& columns) {
+#if defined(HEADRACE_AVX512_BF16)
+  if (CodedVectors<4>::are_for(w, tokens)) return columns.in(CodedVectors<4>::Coded(w));
+  if (CodedVectors<8>::are_for(w, tokens)) return columns.in(CodedVectors<8>::Coded(w));
+#endif
+  return columns.in(w);
 }
 
 std::unique_ptr<Multiplying> Bf16Product::new_multiplying(const Rows& x, const Weights& w,
@@ -112,9 +124,9 @@ std::unique_ptr<Multiplying> Bf16Product::new_multiplying(const Rows& x, const W
   if (may_use_tiles()) return std::make_unique<TilePanels<Tiles>>(Tiles{x, w}, tokens);
 #endif
 #if defined(HEADRACE_AVX512_BF16)
-  if (has_codes<4>(w, tokens))
+  if (CodedVectors<4>::are_for(w, tokens))
     return std::make_unique<VectorPanels<CodedVectors<4>>>(CodedVectors<4>(x, w));
-  if (has_codes<8>(w, tokens))
+  if (CodedVectors<8>::are_for(w, tokens))
     return std::make_unique<VectorPanels<CodedVectors<8>>>(CodedVectors<8>(x, w));
   return std::make_unique<VectorPanels<Vectors>>(Vectors{{}, x, w});
 #else

@@ -55,6 +55,9 @@ struct Bf16Product {
   // Whether the processor has the instructions.
   static bool can_run();
 
+  // What is read of weights, with so many tokens.
+  static PanelMemory memory(const Weights& w, int64_t tokens, const Columns& columns);
+
   // In the calling thread.
   static std::unique_ptr<Multiplying> new_multiplying(const Rows& x, const Weights& w,
                                                       int64_t tokens);

@@ -72,10 +72,13 @@ ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries, ffi
             0.0f);
   Phases phases;
   Failure failure;
-  const int64_t work = add_attention(
-      phases, cache, batch, {queries.typed_data(), stride, nullptr, {}, {}, head_dim},
-      shape[1] / cache.kv_heads, {scale, window, soft_cap}, {out->typed_data(), nullptr}, failure);
-  phases.run(pool, work / ATTENTION_PER_THREAD + 1);
+  const Heads heads{queries.typed_data(), stride, nullptr, {}, {}, head_dim};
+  const AttentionOptions options{scale, window, soft_cap};
+  const int group = shape[1] / cache.kv_heads;
+  const auto plan = plan_attention(cache, batch, group, options);
+  add_attention(phases, cache, batch, heads, group, options, plan, {out->typed_data(), nullptr},
+                failure);
+  phases.run(pool, work_of(*plan) / ATTENTION_PER_THREAD + 1);
   if (failure.lacks_memory)
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
   return ffi::Error::Success();
@@ -120,8 +123,10 @@ ffi::Error store_product(ffi::ThreadPool& pool, const LeftRows& left, const IntB
   const std::vector<int32_t> places = places_of(wanted);
   return run_product<Product>(pool, left, places, w, 0,
                               [&](Phases& phases, const typename Product::Rows& rows, char*) {
-                                add_product<Product>(phases, rows, w, places.size(),
-                                                     StoreSums{out, w.outputs, places.data()});
+                                const StoreSums sums{out, w.outputs, places.data()};
+                                add_product(phases, rows,
+                                            PlannedProduct<Product, StoreSums>{
+                                                w, (int64_t)places.size(), sums});
                               });
 }
 
@@ -136,7 +141,8 @@ ffi::Error pick_largest(ffi::ThreadPool& pool, const LeftRows& left, const IntBu
       pool, left, places, w, panels * tokens * sizeof(Largest),
       [&](Phases& phases, const typename Product::Rows& rows, char* memory) {
         Largest* largest = (Largest*)memory;
-        add_product<Product>(phases, rows, w, tokens, KeepLargest{largest, tokens});
+        const KeepLargest sums{largest, tokens};
+        add_product(phases, rows, PlannedProduct<Product, KeepLargest>{w, tokens, sums});
         phases.add(tokens, [=, &places] {
           return [=, &places](int64_t token) {
             Largest first{-std::numeric_limits<float>::infinity(), 0};

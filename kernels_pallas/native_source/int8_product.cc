@@ -141,7 +141,6 @@ struct Vectors : Dot {
   using Number = int8_t;
   using Sums = Ints;
   static constexpr bool HAS_CODES = false;
-  static constexpr int MOST = FITTING_TOKENS;
 
   Ints begin(int64_t token) const { return Dot::begin(x.rows.sums[token]); }
   Floats floats(int64_t token, int64_t column, int first, Ints sums) const {

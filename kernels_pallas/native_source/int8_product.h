@@ -59,6 +59,10 @@ struct Int8Product {
 
   static bool can_run() { return true; }
 
+  static PanelMemory memory(const Weights& w, int64_t, const Columns& columns) {
+    return columns.in(w);
+  }
+
   // In the calling thread.
   static std::unique_ptr<Multiplying> new_multiplying(const Rows& x, const Weights& w,
                                                       int64_t tokens);

@@ -1,12 +1,13 @@
-// The XLA custom calls of the two halves of a decoder layer: what lies between its products costs a
-// pass over memory each in XLA, and a meeting of its threads. Here each half is one call, whose
-// phases hand over what they have computed while it is in the caches.
+// The XLA custom call of decoder layers. What lies between their products costs a pass over memory
+// each in XLA, and a meeting of its threads, and so do calls that come one after the other. Here
+// layers are one call, whose phases hand over what they have computed while it is in the caches.
 //
 // Only so many slots are computed as are asked for, not the whole bucket.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string_view>
 #include <type_traits>
 
@@ -28,24 +29,225 @@ namespace ffi = xla::ffi;
 // Below so many multiply-adds another thread costs more than it helps.
 constexpr int64_t WORK_PER_THREAD = 500000;
 
+// What is run of a layer, as the attribute `halves` has it.
+constexpr int64_t ATTENTION = 1, MLP = 2;
+
 // The row of a layer in the parameters of all, [layers, ...]; null if there are none.
 const float* of_layer(const FloatBuffer& all, int64_t layer) {
   const int64_t layers = all.dimensions()[0];
   return layers == 0 ? nullptr : all.typed_data() + layer * (all.element_count() / layers);
 }
 
-// The weights of a layer in those of all: [layers, outputs / 16, inputs / depth, ...].
+// The weights of a product in all layers: [layers, outputs / 16, inputs / depth, ...].
+struct Matrices {
+  ffi::AnyBuffer w;
+  FloatBuffer scales;
+  ffi::AnyBuffer codes;
+
+  template <class Product>
+  typename Product::Weights of(int64_t layer) const {
+    const auto shape = w.dimensions();
+    const int64_t outputs = shape[1] * COLUMN, inputs = shape[2] * Product::DEPTH;
+    const auto* of_all = (const typename Product::Number*)w.untyped_data();
+    typename Product::Weights weights{of_all + layer * outputs * inputs, of_layer(scales, layer),
+                                      outputs, inputs};
+    if constexpr (std::is_same_v<Product, Bf16Product>) weights.codes = codes_of(codes, layer);
+    return weights;
+  }
+};
+
+struct AttentionParameters {
+  FloatBuffer norm;
+  Matrices qkv;
+  FloatBuffer qkv_bias, q_norm, k_norm;
+  Matrices out;
+};
+
+struct MlpParameters {
+  FloatBuffer norm;
+  Matrices gate_up, down;
+  bool is_gelu;
+};
+
+// Where the stream comes from, and where a half goes: it is added to what is there, or stored.
+struct Stream {
+  const float* x;
+  float* out;
+  int64_t tokens, width;
+  float eps;
+  bool adds;
+
+  LeftRows normalized(const FloatBuffer& norm, int64_t layer) const {
+    return {x, {of_layer(norm, layer), eps}, tokens, width};
+  }
+
+  // The last product of a half.
+  template <class Product, class After>
+  void add_last(Phases& phases, const typename Product::Rows& rows,
+                const typename Product::Weights& w, const After& after) const {
+    if (adds) {
+      const AddSums sums{out, w.outputs};
+      add_product(phases, rows, PlannedProduct<Product, AddSums>{w, tokens, sums}, after);
+    } else {
+      const StoreSums sums{out, w.outputs};
+      add_product(phases, rows, PlannedProduct<Product, StoreSums>{w, tokens, sums}, after);
+    }
+  }
+};
+
+// What does not change from layer to layer of a step's attention.
+struct StepAttention {
+  Cache cache;  // of the first layer
+  int64_t blocks_of_layer;
+  Batch batch;
+  Rotation rotation;
+  AttentionOptions options;
+  std::shared_ptr<const AttentionPlan> plan;
+};
+
+// The rows that come out of a half, on their way into its last product: rounded when they are
+// whole, or piece by piece.
 template <class Product>
-typename Product::Weights weights_of(const ffi::AnyBuffer& w, const FloatBuffer& scales,
-                                     const ffi::AnyBuffer& codes, int64_t layer) {
-  const auto shape = w.dimensions();
-  const int64_t outputs = shape[1] * COLUMN, inputs = shape[2] * Product::DEPTH;
-  const auto* of_layers = (const typename Product::Number*)w.untyped_data();
-  typename Product::Weights weights{of_layers + layer * outputs * inputs, of_layer(scales, layer),
-                                    outputs, inputs};
-  if constexpr (std::is_same_v<Product, Bf16Product>) weights.codes = codes_of(codes, layer);
-  return weights;
-}
+class GivenRows {
+ public:
+  using Rows = typename Product::Rows;
+
+  GivenRows(Parts& parts, int64_t tokens, int64_t inputs)
+      : tokens_(tokens),
+        inputs_(inputs),
+        rows_at_(parts.add<char>(Rows::bytes(tokens, inputs))),
+        numbers_at_(parts.add<float>(Rows::TAKES_PIECES ? 0 : tokens * inputs)) {}
+
+  Rows rows(char* memory) const { return Rows::at(memory + rows_at_, tokens_, inputs_); }
+  float* numbers(char* memory) const { return (float*)(memory + numbers_at_); }
+
+  void add_rounding(Phases& phases, char* memory) const {
+    if constexpr (!Rows::TAKES_PIECES)
+      headrace::add_rounding(phases, LeftRows{numbers(memory), {}, tokens_, inputs_}, rows(memory));
+  }
+
+ private:
+  const int64_t tokens_, inputs_;
+  const size_t rows_at_, numbers_at_;
+};
+
+template <class Product>
+class AttentionHalf {
+ public:
+  AttentionHalf(Parts& parts, const Stream& stream, const AttentionParameters& parameters,
+                const StepAttention& step)
+      : stream_(stream),
+        parameters_(parameters),
+        step_(step),
+        to_qkv_(parameters.qkv.of<Product>(0)),
+        rows_at_(parts.add<char>(Rows::bytes(stream.tokens, stream.width))),
+        qkv_at_(parts.add<float>(stream.tokens * to_qkv_.outputs)),
+        attended_(parts, stream.tokens, parameters.out.of<Product>(0).inputs) {}
+
+  // Slots without a token attend to nothing.
+  void clear_unused(char* memory) const {
+    const int64_t width = parameters_.out.of<Product>(0).inputs;
+    const int64_t used = std::min(step_.batch.num_tokens(), stream_.tokens) * width;
+    const int64_t unused = stream_.tokens * width - used;
+    if constexpr (Rows::TAKES_PIECES)
+      std::fill_n(attended_.rows(memory).numbers + used, unused, 0);
+    else std::fill_n(attended_.numbers(memory) + used, unused, 0.0f);
+  }
+
+  // The first product; without weights behind the last layer.
+  PlannedProduct<Product, StoreSums> first(char* memory, int64_t layer) const {
+    const StoreSums sums{(float*)(memory + qkv_at_), to_qkv_.outputs};
+    const bool is_there = layer < parameters_.norm.dimensions()[0];
+    return {is_there ? parameters_.qkv.of<Product>(layer) : typename Product::Weights{},
+            stream_.tokens, sums};
+  }
+
+  // `after` is the product that comes after the half.
+  template <class After>
+  void add(Phases& phases, char* memory, int64_t layer, const After& after,
+           Failure& failure) const {
+    const auto to_out = parameters_.out.of<Product>(layer);
+    const Rows rows = Rows::at(memory + rows_at_, stream_.tokens, stream_.width);
+    const float* qkv = (const float*)(memory + qkv_at_);
+    const int64_t q_size = to_out.inputs, kv_size = (to_qkv_.outputs - q_size) / 2;
+    const float* bias = of_layer(parameters_.qkv_bias, layer);
+    const auto heads = [&](int64_t first, const FloatBuffer* norms, bool rotated) {
+      return Heads{qkv + first,
+                   to_qkv_.outputs,
+                   bias == nullptr ? nullptr : bias + first,
+                   {norms == nullptr ? nullptr : of_layer(*norms, layer), stream_.eps},
+                   rotated ? step_.rotation : Rotation{},
+                   step_.cache.head_dim};
+    };
+    Cache cache = step_.cache;
+    cache.first_block += layer * step_.blocks_of_layer;
+    AttentionOut out{attended_.numbers(memory), nullptr};
+    if constexpr (Rows::TAKES_PIECES) out.rounded = attended_.rows(memory).numbers;
+
+    add_rounding(phases, stream_.normalized(parameters_.norm, layer), rows);
+    const PlannedProduct<Product, AddSums> last{to_out, stream_.tokens, {}};
+    add_product(phases, rows, first(memory, layer), last);
+    add_write(phases, cache, heads(q_size, &parameters_.k_norm, true),
+              heads(q_size + kv_size, nullptr, false), step_.batch.slots, stream_.tokens);
+    add_attention(phases, cache, step_.batch, heads(0, &parameters_.q_norm, true),
+                  q_size / kv_size, step_.options, step_.plan, out, failure);
+    attended_.add_rounding(phases, memory);
+    stream_.add_last<Product>(phases, attended_.rows(memory), to_out, after);
+  }
+
+ private:
+  using Rows = typename Product::Rows;
+
+  const Stream& stream_;
+  const AttentionParameters& parameters_;
+  const StepAttention& step_;
+  const typename Product::Weights to_qkv_;  // of any layer
+  const size_t rows_at_, qkv_at_;
+  const GivenRows<Product> attended_;
+};
+
+template <class Product>
+class MlpHalf {
+ public:
+  MlpHalf(Parts& parts, const Stream& stream, const MlpParameters& parameters)
+      : stream_(stream),
+        parameters_(parameters),
+        rows_at_(parts.add<char>(Rows::bytes(stream.tokens, stream.width))),
+        gated_(parts, stream.tokens, parameters.down.of<Product>(0).inputs) {}
+
+  // The first product.
+  auto first(char* memory, int64_t layer) const {
+    const Rows gated = gated_.rows(memory);
+    float* numbers = gated_.numbers(memory);
+    const auto put = [=](int64_t token, int64_t first, Floats x) {
+      if constexpr (Rows::TAKES_PIECES) gated.put(token, first, x);
+      else store(numbers + token * gated.inputs + first, x);
+    };
+    using Sums = GateSums<decltype(put)>;
+    return PlannedProduct<Product, Sums>{parameters_.gate_up.of<Product>(layer), stream_.tokens,
+                                         Sums{put, gated.inputs, parameters_.is_gelu}};
+  }
+
+  // `after` is the product that comes after the half.
+  template <class After>
+  void add(Phases& phases, char* memory, int64_t layer, const After& after) const {
+    const auto down = parameters_.down.of<Product>(layer);
+    const Rows rows = Rows::at(memory + rows_at_, stream_.tokens, stream_.width);
+    const PlannedProduct<Product, AddSums> last{down, stream_.tokens, {}};
+    add_rounding(phases, stream_.normalized(parameters_.norm, layer), rows);
+    add_product(phases, rows, first(memory, layer), last);
+    gated_.add_rounding(phases, memory);
+    stream_.add_last<Product>(phases, gated_.rows(memory), down, after);
+  }
+
+ private:
+  using Rows = typename Product::Rows;
+
+  const Stream& stream_;
+  const MlpParameters& parameters_;
+  const size_t rows_at_;
+  const GivenRows<Product> gated_;
+};
 
 // Calls f with the kind of products that the weights are for.
 template <class F>
@@ -58,142 +260,82 @@ ffi::Error with_product(const ffi::AnyBuffer& w, const F& f) {
   return f(Bf16Product{});
 }
 
-// Adds a product to what is in `out`, or stores it there.
-template <class Product>
-void add_last(Phases& phases, const typename Product::Rows& rows,
-              const typename Product::Weights& w, int64_t tokens, float* out, bool adds) {
-  if (adds) add_product<Product>(phases, rows, w, tokens, AddSums{out, w.outputs});
-  else add_product<Product>(phases, rows, w, tokens, StoreSums{out, w.outputs});
-}
-
-// What is added to begins as the residual stream; XLA may have put the result in its place.
-void begin(const FloatBuffer& x, float* out, bool adds) {
-  if (adds && out != x.typed_data()) std::memcpy(out, x.typed_data(), x.size_bytes());
-  if (!adds) std::memset(out, 0, x.size_bytes());  // padding is finite
-}
-
-ffi::Error no_layer() { return ffi::Error::InvalidArgument("there are no weights for this layer"); }
-
 ffi::Error no_memory() {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for a layer");
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for layers");
 }
 
-ffi::Error attention_half(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data,
-                          FloatBuffer cosines, FloatBuffer sines, IntBuffer num_slots,
-                          IntBuffer slots, IntBuffer starts, IntBuffer lengths, IntBuffer tables,
-                          IntBuffer layer_index, FloatBuffer norm, ffi::AnyBuffer qkv_w,
-                          FloatBuffer qkv_scales, ffi::AnyBuffer qkv_codes, FloatBuffer qkv_bias,
-                          FloatBuffer q_norm, FloatBuffer k_norm, ffi::AnyBuffer out_w,
-                          FloatBuffer out_scales, ffi::AnyBuffer out_codes,
-                          ffi::RemainingArgs more, ffi::ResultBuffer<ffi::F32> out,
-                          ffi::Result<ffi::AnyBuffer> data_out, ffi::RemainingRets,
-                          std::string_view dtype, int64_t num_layers, int64_t head_dim, float eps,
-                          float scale, int64_t window, float soft_cap, bool adds) {
+ffi::Error run_layers(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, FloatBuffer cosines,
+                      FloatBuffer sines, IntBuffer num_slots, IntBuffer slots, IntBuffer starts,
+                      IntBuffer lengths, IntBuffer tables, IntBuffer which,
+                      FloatBuffer attention_norm, ffi::AnyBuffer qkv_w, FloatBuffer qkv_scales,
+                      ffi::AnyBuffer qkv_codes, FloatBuffer qkv_bias, FloatBuffer q_norm,
+                      FloatBuffer k_norm, ffi::AnyBuffer out_w, FloatBuffer out_scales,
+                      ffi::AnyBuffer out_codes, FloatBuffer mlp_norm, ffi::AnyBuffer gate_up_w,
+                      FloatBuffer gate_up_scales, ffi::AnyBuffer gate_up_codes,
+                      ffi::AnyBuffer down_w, FloatBuffer down_scales, ffi::AnyBuffer down_codes,
+                      ffi::RemainingArgs more, ffi::ResultBuffer<ffi::F32> out,
+                      ffi::Result<ffi::AnyBuffer> data_out, ffi::RemainingRets,
+                      std::string_view dtype, int64_t halves, int64_t head_dim, float eps,
+                      float scale, int64_t window, float soft_cap, bool is_gelu, bool adds) {
   if (data.untyped_data() != data_out->untyped_data())
     return ffi::Error::InvalidArgument("the cache was copied");
   if (!is_cache_dtype(dtype)) return ffi::Error::InvalidArgument("the KV cache has no such dtype");
-  const int64_t layer = layer_index.typed_data()[0];
-  if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
+  const int64_t num_layers = attention_norm.dimensions()[0];
+  const int64_t first = which.typed_data()[0], end = which.typed_data()[1];
+  if (first < 0 || first >= end || end > num_layers)
+    return ffi::Error::InvalidArgument("there are no weights for these layers");
   const auto shape = x.dimensions();
   const int64_t tokens = std::min<int64_t>(num_slots.typed_data()[0], shape[0]), width = shape[1];
-  const int64_t first_block = layer * (data.dimensions()[0] / num_layers);
-  const Cache cache = cache_of(data, more, dtype, first_block, head_dim);
-  const Batch batch = batch_of(slots.typed_data(), starts, lengths, tables);
+  const AttentionParameters attention{
+      attention_norm, {qkv_w, qkv_scales, qkv_codes}, qkv_bias, q_norm, k_norm,
+      {out_w, out_scales, out_codes}};
+  const MlpParameters mlp{mlp_norm,
+                          {gate_up_w, gate_up_scales, gate_up_codes},
+                          {down_w, down_scales, down_codes},
+                          is_gelu};
+
+  // What is added to begins as the residual stream; XLA may have put the result in its place.
+  float* to = out->typed_data();
+  if (adds && to != x.typed_data()) std::memcpy(to, x.typed_data(), x.size_bytes());
+  if (!adds) std::memset(to, 0, x.size_bytes());  // padding is finite
+  const Stream stream{adds ? to : x.typed_data(), to, tokens, width, eps, adds};
+
   return with_product(qkv_w, [&](auto product) {
     using Product = decltype(product);
-    using Rows = typename Product::Rows;
-    const auto to_qkv = weights_of<Product>(qkv_w, qkv_scales, qkv_codes, layer);
-    const auto to_out = weights_of<Product>(out_w, out_scales, out_codes, layer);
+    const int64_t q_size = attention.out.of<Product>(0).inputs;
+    const int64_t qkv_size = attention.qkv.of<Product>(0).outputs;
+    const Batch batch = batch_of(slots.typed_data(), starts, lengths, tables);
+    StepAttention step{cache_of(data, more, dtype, 0, head_dim),
+                       data.dimensions()[0] / num_layers,
+                       batch,
+                       {cosines.typed_data(), sines.typed_data()},
+                       {scale, window, soft_cap},
+                       nullptr};
+    int64_t work = 0;
+    if (halves & ATTENTION) {
+      const int group = q_size / ((qkv_size - q_size) / 2);
+      step.plan = plan_attention(step.cache, batch, group, step.options);
+      work += work_of(*step.plan) + tokens * width * (qkv_size + q_size);
+    }
+    if (halves & MLP) work += tokens * width * mlp.down.of<Product>(0).inputs * 3;
+
     Parts parts;
-    const size_t rows_at = parts.add<char>(Rows::bytes(tokens, width));
-    const size_t qkv_at = parts.add<float>(tokens * to_qkv.outputs);
-    const size_t attended_at = parts.add<char>(Rows::bytes(tokens, to_out.inputs));
-    const size_t numbers_at = parts.add<float>(Rows::TAKES_PIECES ? 0 : tokens * to_out.inputs);
+    const AttentionHalf<Product> attention_half(parts, stream, attention, step);
+    const MlpHalf<Product> mlp_half(parts, stream, mlp);
     const CallMemory kept(parts.bytes());
     char* memory = kept.data();
     if (memory == nullptr) return no_memory();
-    const Rows rows = Rows::at(memory + rows_at, tokens, width);
-    const Rows attended = Rows::at(memory + attended_at, tokens, to_out.inputs);
-    float* qkv = (float*)(memory + qkv_at);
-    AttentionOut attention_out{(float*)(memory + numbers_at), nullptr};
-    if constexpr (Rows::TAKES_PIECES) attention_out.rounded = attended.numbers;
-    // Slots without a token attend to nothing.
-    const int64_t used = std::min(batch.num_tokens(), tokens), unused = tokens - used;
-    if (attention_out.rounded != nullptr)
-      std::fill_n(attention_out.rounded + used * to_out.inputs, unused * to_out.inputs, 0);
-    else std::fill_n(attention_out.numbers + used * to_out.inputs, unused * to_out.inputs, 0.0f);
-
-    const int64_t q_size = to_out.inputs, kv_size = (to_qkv.outputs - q_size) / 2;
-    const float* bias = of_layer(qkv_bias, layer);
-    const Rotation rotation{cosines.typed_data(), sines.typed_data()};
-    const auto heads = [&](int64_t first, const FloatBuffer* norms, bool rotated) {
-      return Heads{qkv + first,
-                   to_qkv.outputs,
-                   bias == nullptr ? nullptr : bias + first,
-                   {norms == nullptr ? nullptr : of_layer(*norms, layer), eps},
-                   rotated ? rotation : Rotation{},
-                   (int)head_dim};
-    };
-
     Phases phases;
     Failure failure;
-    begin(x, out->typed_data(), adds);
-    add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width},
-                 rows);
-    add_product<Product>(phases, rows, to_qkv, tokens, StoreSums{qkv, to_qkv.outputs});
-    add_write(phases, cache, heads(q_size, &k_norm, true), heads(q_size + kv_size, nullptr, false),
-              batch.slots, tokens);
-    int64_t work = add_attention(phases, cache, batch, heads(0, &q_norm, true), q_size / kv_size,
-                                 {scale, window, soft_cap}, attention_out, failure);
-    if constexpr (!Rows::TAKES_PIECES)
-      add_rounding(phases, LeftRows{attention_out.numbers, {}, tokens, q_size}, attended);
-    add_last<Product>(phases, attended, to_out, tokens, out->typed_data(), adds);
-    work += tokens * width * (to_qkv.outputs + q_size);
+    if (halves & ATTENTION) attention_half.clear_unused(memory);
+    for (int64_t layer = first; layer < end; ++layer) {
+      const auto mlp_first = mlp_half.first(memory, layer);
+      if (halves & ATTENTION) attention_half.add(phases, memory, layer, mlp_first, failure);
+      const auto next_first = attention_half.first(memory, layer + 1);
+      if (halves & MLP) mlp_half.add(phases, memory, layer, next_first);
+    }
     phases.run(pool, work / WORK_PER_THREAD + 1);
     return failure.lacks_memory ? no_memory() : ffi::Error::Success();
-  });
-}
-
-ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer num_slots, IntBuffer layer_index,
-                    FloatBuffer norm, ffi::AnyBuffer gate_up_w, FloatBuffer gate_up_scales,
-                    ffi::AnyBuffer gate_up_codes, ffi::AnyBuffer down_w, FloatBuffer down_scales,
-                    ffi::AnyBuffer down_codes, ffi::ResultBuffer<ffi::F32> out, float eps,
-                    bool is_gelu, bool adds) {
-  const int64_t layer = layer_index.typed_data()[0];
-  if (layer < 0 || layer >= norm.dimensions()[0]) return no_layer();
-  const auto shape = x.dimensions();
-  const int64_t tokens = std::min<int64_t>(num_slots.typed_data()[0], shape[0]), width = shape[1];
-  return with_product(gate_up_w, [&](auto product) {
-    using Product = decltype(product);
-    using Rows = typename Product::Rows;
-    const auto gate_up = weights_of<Product>(gate_up_w, gate_up_scales, gate_up_codes, layer);
-    const auto down = weights_of<Product>(down_w, down_scales, down_codes, layer);
-    Parts parts;
-    const size_t rows_at = parts.add<char>(Rows::bytes(tokens, width));
-    const size_t gated_at = parts.add<char>(Rows::bytes(tokens, down.inputs));
-    const size_t numbers_at = parts.add<float>(Rows::TAKES_PIECES ? 0 : tokens * down.inputs);
-    const CallMemory kept(parts.bytes());
-    char* memory = kept.data();
-    if (memory == nullptr) return no_memory();
-    const Rows rows = Rows::at(memory + rows_at, tokens, width);
-    const Rows gated = Rows::at(memory + gated_at, tokens, down.inputs);
-    float* numbers = (float*)(memory + numbers_at);
-
-    Phases phases;
-    begin(x, out->typed_data(), adds);
-    add_rounding(phases, LeftRows{x.typed_data(), {of_layer(norm, layer), eps}, tokens, width},
-                 rows);
-    const auto put = [=](int64_t token, int64_t first, Floats x) {
-      if constexpr (Rows::TAKES_PIECES) gated.put(token, first, x);
-      else store(numbers + token * gated.inputs + first, x);
-    };
-    add_product<Product>(phases, rows, gate_up, tokens,
-                         GateSums<decltype(put)>{put, down.inputs, is_gelu});
-    if constexpr (!Rows::TAKES_PIECES)
-      add_rounding(phases, LeftRows{numbers, {}, tokens, down.inputs}, gated);
-    add_last<Product>(phases, gated, down, tokens, out->typed_data(), adds);
-    phases.run(pool, tokens * width * down.inputs * 3 / WORK_PER_THREAD + 1);
-    return ffi::Error::Success();
   });
 }
 
@@ -202,7 +344,7 @@ ffi::Error mlp_half(ffi::ThreadPool pool, FloatBuffer x, IntBuffer num_slots, In
 
 #pragma GCC visibility push(default)
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_layers, headrace::run_layers,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<headrace::FloatBuffer>()  // x
@@ -214,7 +356,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
                                   .Arg<headrace::IntBuffer>()    // starts
                                   .Arg<headrace::IntBuffer>()    // lengths
                                   .Arg<headrace::IntBuffer>()    // tables
-                                  .Arg<headrace::IntBuffer>()    // layer
+                                  .Arg<headrace::IntBuffer>()    // first and end of the layers
                                   .Arg<headrace::FloatBuffer>()  // norm
                                   .Arg<xla::ffi::AnyBuffer>()    // to q, k and v
                                   .Arg<headrace::FloatBuffer>()  // scales
@@ -225,25 +367,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_attention_half, headrace::attention_half,
                                   .Arg<xla::ffi::AnyBuffer>()    // to the output
                                   .Arg<headrace::FloatBuffer>()  // scales
                                   .Arg<xla::ffi::AnyBuffer>()    // codes
-                                  .RemainingArgs()               // scales of the cache
-                                  .Ret<headrace::FloatBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .RemainingRets()
-                                  .Attr<std::string_view>("dtype")
-                                  .Attr<int64_t>("num_layers")
-                                  .Attr<int64_t>("head_dim")
-                                  .Attr<float>("eps")
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("sliding_window")
-                                  .Attr<float>("soft_cap")
-                                  .Attr<bool>("adds"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_mlp_half, headrace::mlp_half,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<headrace::FloatBuffer>()  // x
-                                  .Arg<headrace::IntBuffer>()    // number of slots
-                                  .Arg<headrace::IntBuffer>()    // layer
                                   .Arg<headrace::FloatBuffer>()  // norm
                                   .Arg<xla::ffi::AnyBuffer>()    // to gate and up
                                   .Arg<headrace::FloatBuffer>()  // scales
@@ -251,8 +374,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_mlp_half, headrace::mlp_half,
                                   .Arg<xla::ffi::AnyBuffer>()    // down
                                   .Arg<headrace::FloatBuffer>()  // scales
                                   .Arg<xla::ffi::AnyBuffer>()    // codes
+                                  .RemainingArgs()               // scales of the cache
                                   .Ret<headrace::FloatBuffer>()
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .RemainingRets()
+                                  .Attr<std::string_view>("dtype")
+                                  .Attr<int64_t>("halves")
+                                  .Attr<int64_t>("head_dim")
                                   .Attr<float>("eps")
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("sliding_window")
+                                  .Attr<float>("soft_cap")
                                   .Attr<bool>("is_gelu")
                                   .Attr<bool>("adds"));
 

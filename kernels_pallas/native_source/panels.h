@@ -106,10 +106,16 @@ constexpr int TOGETHER = 2 * ROWS;
 // its second cache.
 constexpr int64_t TOKENS_AT_ONCE = 256, BYTES_AT_ONCE = 1 << 20;
 
-// Some panels and tokens of a product. `then` is the first of the panels that come after them, or
-// negative.
+// The weights of a panel, where they lie: so many bytes for each column.
+struct PanelMemory {
+  const char* columns[PANEL] = {};
+  int64_t bytes = 0;
+};
+
+// Some panels and tokens of a product, and what is read after them, as far as that is known.
 struct Share {
-  int64_t first_token, end_token, first_panel, end_panel, then;
+  int64_t first_token, end_token, first_panel, end_panel;
+  PanelMemory then;
 };
 
 // What multiplies, in each thread for itself.
@@ -134,35 +140,44 @@ class Multiplying {
 // The columns of a panel, by their indexes.
 struct Columns {
   int64_t index[PANEL];
-};
 
-inline Columns columns_of(const Multiplying::Sums& sums, int64_t panel) {
-  Columns columns;
-  for (int i = 0; i < PANEL; ++i) columns.index[i] = sums.column(panel, i);
-  return columns;
-}
+  template <class Sink>
+  static Columns of(const Sink& sink, int64_t panel) {
+    Columns columns;
+    for (int i = 0; i < PANEL; ++i) columns.index[i] = sink.column(panel, i);
+    return columns;
+  }
+
+  // Where they lie in weights, with column(index) and column_bytes().
+  template <class Weights>
+  PanelMemory in(const Weights& w) const {
+    PanelMemory memory;
+    for (int i = 0; i < PANEL; ++i) memory.columns[i] = (const char*)w.column(index[i]);
+    memory.bytes = w.column_bytes();
+    return memory;
+  }
+};
 
 // The weights of the panel that comes next, asked for in equal steps.
 class NextPanel {
  public:
   // There will be so many steps.
-  template <class Weights>
-  void begin(const Weights& w, const Columns& columns, int64_t steps) {
-    lines_ = w.column_bytes() / LINE_BYTES;
+  void begin(const PanelMemory& panel, int64_t steps) {
+    panel_ = panel;
+    lines_ = panel.bytes / LINE_BYTES;
     in_step_ = (lines_ + steps - 1) / steps;
-    for (int i = 0; i < PANEL; ++i) columns_[i] = (const char*)w.column(columns.index[i]);
   }
 
   HEADRACE_INLINE void ask() {
     for (int64_t n = std::min(in_step_, lines_); n > 0; --n, --lines_)
-      for (const char*& line : columns_) {
+      for (const char*& line : panel_.columns) {
         __builtin_prefetch(line, 0, NEARNESS);
         line += LINE_BYTES;
       }
   }
 
  private:
-  const char* columns_[PANEL];
+  PanelMemory panel_;
   int64_t lines_ = 0, in_step_ = 0;  // of each column
 };
 
@@ -181,26 +196,70 @@ class SumsTo final : public Multiplying::Sums {
   const Sink& sink_;
 };
 
-// Adds a product of rows with weights, one of Bf16Product and Int8Product.
+// How a product is shared out: parts of the tokens, and runs of panels. The tasks are all runs of
+// the first part, and so on.
+struct Division {
+  int64_t panels, run, runs, parts, in_part;
+
+  Division(int64_t tokens, int64_t outputs, int64_t row_bytes) : panels(outputs / WIDTH) {
+    // In wholes of what is computed together: so no part is left without tokens.
+    const int64_t fitting = BYTES_AT_ONCE / row_bytes / TOGETHER * TOGETHER;
+    const int64_t most = std::clamp<int64_t>(fitting, TOGETHER, TOKENS_AT_ONCE);
+    parts = (tokens + most - 1) / most;
+    in_part = (tokens + parts * TOGETHER - 1) / (parts * TOGETHER) * TOGETHER;
+    // Few large shares: weights that follow each other are read by one thread.
+    run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));
+    runs = (panels + run - 1) / run;
+  }
+
+  int64_t tasks() const { return runs * parts; }
+  int64_t first_panel(int64_t task) const { return task % runs * run; }
+};
+
+// One of Bf16Product and Int8Product, whose rows and sums are still to come. Others may tell their
+// threads what they will read of it.
 template <class Product, class Sink>
+struct PlannedProduct {
+  typename Product::Weights w;
+  int64_t tokens;
+  Sink sink;
+
+  Division division() const {
+    return {tokens, w.outputs, w.inputs * (int64_t)sizeof(typename Product::Number)};
+  }
+  PanelMemory panel(int64_t index) const {
+    return Product::memory(w, tokens, Columns::of(sink, index));
+  }
+  // What a thread reads first that begins at home; nothing if there are no weights.
+  PanelMemory first_at(const Phases::Home& home) const {
+    if (w.w == nullptr) return {};
+    const Division division = this->division();
+    return panel(division.first_panel(division.tasks() * home.range / home.ranges));
+  }
+};
+
+// Nothing that is known.
+struct NoProduct {
+  PanelMemory first_at(const Phases::Home&) const { return {}; }
+};
+
+// Adds a product of rows with weights. `after` is the one that comes after it.
+template <class Product, class Sink, class After = NoProduct>
 void add_product(Phases& phases, const typename Product::Rows& x,
-                 const typename Product::Weights& w, int64_t tokens, const Sink& sink) {
-  const int64_t panels = w.outputs / WIDTH, row = w.inputs * sizeof(typename Product::Number);
-  // In wholes of what is computed together: so no part is left without tokens.
-  const int64_t fitting = BYTES_AT_ONCE / row / TOGETHER * TOGETHER;
-  const int64_t most = std::clamp<int64_t>(fitting, TOGETHER, TOKENS_AT_ONCE);
-  const int64_t parts = (tokens + most - 1) / most;
-  const int64_t in_part = (tokens + parts * TOGETHER - 1) / (parts * TOGETHER) * TOGETHER;
-  // Few large shares: weights that follow each other are read by one thread.
-  const int64_t run = std::max<int64_t>(1, std::min<int64_t>(8, panels * parts / 12));
-  const int64_t runs = (panels + run - 1) / run;
-  phases.add_foreseen(runs * parts, [=] {
-    return [=, multiply = Product::new_multiplying(x, w, tokens)](int64_t task, int64_t next) {
-      const int64_t token = task / runs * in_part, panel = task % runs * run;
+                 const PlannedProduct<Product, Sink>& product, const After& after = {}) {
+  const Division division = product.division();
+  phases.add_foreseen(division.tasks(), [=] {
+    auto multiply = Product::new_multiplying(x, product.w, product.tokens);
+    return [=, multiply = std::move(multiply)](int64_t task, int64_t next,
+                                               const Phases::Home& home) {
+      const int64_t token = task / division.runs * division.in_part;
+      const int64_t panel = division.first_panel(task);
       const NoSubnormals no_subnormals;
-      (*multiply)({token, std::min(token + in_part, tokens), panel, std::min(panel + run, panels),
-                   next == Phases::NO_TASK ? -1 : next % runs * run},
-                  SumsTo<Sink>(sink));
+      (*multiply)({token, std::min(token + division.in_part, product.tokens), panel,
+                   std::min(panel + division.run, division.panels),
+                   next == Phases::NO_TASK ? after.first_at(home)
+                                           : product.panel(division.first_panel(next))},
+                  SumsTo<Sink>(product.sink));
     };
   });
 }

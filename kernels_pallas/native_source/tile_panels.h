@@ -40,9 +40,9 @@ class TilePanels : public Multiplying {
     const int64_t parts = tokens <= TOGETHER ? 1 : (steps + NEAR_STEPS - 1) / NEAR_STEPS;
     const int64_t all_steps = (tokens + TOGETHER - 1) / TOGETHER * steps;
     for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
-      const Columns columns = columns_of(sums, panel);
-      const int64_t next = panel + 1 < share.end_panel ? panel + 1 : share.then;
-      if (next >= 0) next_.begin(format_.w, columns_of(sums, next), all_steps);
+      const Columns columns = Columns::of(sums, panel);
+      const bool is_last = panel + 1 == share.end_panel;
+      next_.begin(is_last ? share.then : Columns::of(sums, panel + 1).in(format_.w), all_steps);
       for (int64_t part = 0; part < parts; ++part) {
         const Steps some{steps * part / parts, steps * (part + 1) / parts};
         for (int64_t token = share.first_token; token < share.end_token; token += TOGETHER) {

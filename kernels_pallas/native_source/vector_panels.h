@@ -12,12 +12,12 @@ namespace headrace {
 // Tokens whose sums fit into the registers.
 constexpr int FITTING_TOKENS = LANES == 16 ? 8 : 2;
 
-// What `Format` is asked for: MOST tokens at a time, at most those that fit; Sums, LANES of them in a
-// vector; Left, a vector of weights, and Right, a word of a row in all lanes, each made of what lies
-// in memory; add(sums, left, right); begin(token), what sums begin with; x, whose row(token) are
-// numbers; w, with column(index), column_bytes() and `inputs`; and floats(token, column, first
-// output in it, sums) as they are handed over. One that HAS_CODES has a Group of them, for the words
-// of a step, whose [word] makes a vector of weights.
+// What `Format` is asked for: Sums, LANES of them in a vector; Left, a vector of weights, and
+// Right, a word of a row in all lanes, each made of what lies in memory; add(sums, left, right);
+// begin(token), what sums begin with; x, whose row(token) are numbers; w, with column(index),
+// column_bytes() and `inputs`; and floats(token, column, first output in it, sums) as they are
+// handed over. One that HAS_CODES has a Group of them, for the words of a step, whose [word] makes
+// a vector of weights.
 //
 // Some tokens at a time go through a panel, with all their sums in registers. The weights of the
 // next panel are asked for meanwhile, a few lines in each step: otherwise the core would begin to
@@ -31,9 +31,10 @@ class VectorPanels : public Multiplying {
     alignas(64) float numbers[MOST * WIDTH];
     const int64_t tokens = share.end_token - share.first_token, times = (tokens + MOST - 1) / MOST;
     for (int64_t panel = share.first_panel; panel < share.end_panel; ++panel) {
-      const Columns columns = columns_of(sums, panel);
-      const int64_t next = panel + 1 < share.end_panel ? panel + 1 : share.then;
-      if (next >= 0) next_.begin(format_.w, columns_of(sums, next), times * (words() / STEP));
+      const Columns columns = Columns::of(sums, panel);
+      const bool is_last = panel + 1 == share.end_panel;
+      next_.begin(is_last ? share.then : Columns::of(sums, panel + 1).in(format_.w),
+                  times * (words() / STEP));
       for (int64_t time = 0; time < times; ++time) {
         const int64_t token = tokens * time / times, rows = tokens * (time + 1) / times - token;
         some(share.first_token + token, rows, columns, numbers);
@@ -46,13 +47,13 @@ class VectorPanels : public Multiplying {
   using Vector = typename Format::Sums;
 
   static constexpr int PARTS = COLUMN / LANES, VECTORS = PANEL * PARTS;
-  static constexpr int MOST = Format::MOST;
+  static constexpr int MOST = FITTING_TOKENS;
   static constexpr int STEP = 16;                   // words; every row has whole steps
 
   int64_t words() const { return format_.w.inputs * sizeof(typename Format::Number) / 4; }
 
   void some(int64_t token, int64_t rows, const Columns& columns, float* to) {
-    static_assert(MOST <= FITTING_TOKENS && FITTING_TOKENS <= 8);
+    static_assert(MOST <= 8);
     switch (rows) {
       case 1:
         return few<1>(token, columns, to);
@@ -83,30 +84,42 @@ class VectorPanels : public Multiplying {
       rows[r] = (const char*)format_.x.row(first + r);
       HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v) sums[r][v] = format_.begin(first + r);
     }
-    const auto add = [&](int64_t word, int v, Words of_word) HEADRACE_ALWAYS_INLINE {
-      const typename Format::Left left(of_word);
-      HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        const typename Format::Right right(load<uint32_t>(rows[r] + word * 4));
-        sums[r][v] = Format::add(sums[r][v], left, right);
-      }
-    };
     for (int64_t step = 0; step < words(); step += STEP) {
       next_.ask();
       if constexpr (Format::HAS_CODES) {
-        HEADRACE_UNROLL for (int v = 0; v < PANEL; ++v) {
-          const typename Format::Group group(weights[v] + step / STEP * Format::Group::BYTES);
-          HEADRACE_UNROLL for (int word = 0; word < STEP; ++word) add(step + word, v, group[word]);
-        }
-      } else {
-        for (int64_t word = step; word < step + STEP; ++word)
-          HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v)
-            add(word, v, load<Words>(weights[v / PARTS] + (word * COLUMN + v % PARTS * LANES) * 4));
+        widen_and_add<R>(step, weights, rows, sums);
+        continue;
       }
+      for (int64_t word = step; word < step + STEP; ++word)
+        HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v) {
+          const typename Format::Left left(
+              load<Words>(weights[v / PARTS] + (word * COLUMN + v % PARTS * LANES) * 4));
+          HEADRACE_UNROLL for (int r = 0; r < R; ++r)
+            sums[r][v] = Format::add(sums[r][v], left,
+                                     typename Format::Right(load<uint32_t>(rows[r] + word * 4)));
+        }
     }
     HEADRACE_UNROLL for (int r = 0; r < R; ++r)
       HEADRACE_UNROLL for (int v = 0; v < VECTORS; ++v)
         store(to + r * WIDTH + v * LANES,
               format_.floats(first + r, columns.index[v / PARTS], v % PARTS * LANES, sums[r][v]));
+  }
+
+  // A step of both columns at a time, so that a word of a row is loaded once.
+  template <int R>
+  HEADRACE_INLINE void widen_and_add(int64_t step, const char* const* weights,
+                                     const char* const* rows, Vector (*sums)[VECTORS]) {
+    const int64_t at = step / STEP * Format::Group::BYTES;
+    const typename Format::Group first(weights[0] + at), second(weights[1] + at);
+    HEADRACE_UNROLL for (int word = 0; word < STEP; ++word) {
+      const typename Format::Left left[] = {typename Format::Left(first[word]),
+                                            typename Format::Left(second[word])};
+      HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+        const typename Format::Right right(load<uint32_t>(rows[r] + (step + word) * 4));
+        HEADRACE_UNROLL for (int v = 0; v < PANEL; ++v)
+          sums[r][v] = Format::add(sums[r][v], left[v], right);
+      }
+    }
   }
 
   const Format format_;

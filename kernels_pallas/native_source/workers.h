@@ -171,8 +171,14 @@ class Phases {
     });
   }
 
-  // The same, and a worker is told the task that it will get then, or NO_TASK: so it can ask for
-  // what that needs. The last tasks of a range are left to whoever comes first.
+  // Where a thread begins in each phase, as far as it can: with that of so many equal parts.
+  struct Home {
+    int64_t range, ranges;
+  };
+
+  // The same, and a worker is told the task that it will get then, as far as that is known, or
+  // NO_TASK, and its home: so it can ask for what that needs. The last tasks of a range are left to
+  // whoever comes first.
   template <class MakeWorker>
   void add_foreseen(int64_t total, MakeWorker make_worker) {
     add_work(total, [make_worker = std::move(make_worker)](Tasks& tasks, int64_t task) {
@@ -181,8 +187,8 @@ class Phases {
       auto worker = make_worker();
       for (int64_t then; task != NO_TASK; task = then, ++done) {
         const bool ahead = tasks.left_after(task) > LAST;
-        then = ahead ? tasks.take() : NO_TASK;
-        worker(task, then);
+        then = ahead ? tasks.take() : tasks.left_after(task) > 0 ? task + 1 : NO_TASK;
+        worker(task, then, tasks.home());
         if (!ahead) then = tasks.take();
       }
       return done;
@@ -203,7 +209,10 @@ class Phases {
   // What a thread sees of the tasks of a phase.
   class Tasks {
    public:
-    Tasks(std::vector<Range>& ranges, int64_t first) : ranges_(ranges), at_(first) {}
+    Tasks(std::vector<Range>& ranges, int64_t first)
+        : ranges_(ranges), home_(first), at_(first) {}
+
+    Home home() const { return {home_, (int64_t)ranges_.size()}; }
 
     int64_t take() {
       for (; passed_ < (int64_t)ranges_.size(); ++passed_, at_ = (at_ + 1) % ranges_.size()) {
@@ -217,6 +226,7 @@ class Phases {
 
    private:
     std::vector<Range>& ranges_;
+    const int64_t home_;
     int64_t at_, passed_ = 0;
   };
 

@@ -35,15 +35,18 @@ def scratch(*, packed=True, **changes):
 
 
 def test_a_call_of_the_largest_step_is_kept_once():
-    # 256 tokens: rows 256 * 64 * 2 = 32,768, qkv 256 * 128 * 4 = 131,072, attended 32,768.
-    assert scratch() == 48 * 4096 + 5 * WORKER
-    # 1000 tokens are a size of their own: 128,000 + 512,000 + 128,000 = 768,000, 188 pages.
-    assert scratch(max_num_batched_tokens=1000) == 188 * 4096 + 5 * WORKER
+    # 256 tokens: rows 256 * 64 * 2 = 32,768, qkv 256 * 128 * 4 = 131,072, attended 32,768; rows
+    # 32,768 and gated 256 * 96 * 2 = 49,152. Together 278,528, 68 pages.
+    assert scratch() == 68 * 4096 + 5 * WORKER
+    # 1000 tokens are a size of their own: 128,000 + 512,000 + 128,000, and 128,000 + 192,000.
+    # Together 1,088,000, 266 pages.
+    assert scratch(max_num_batched_tokens=1000) == 266 * 4096 + 5 * WORKER
 
 
 def test_weights_of_eight_bits_are_told_apart():
-    # Rows 16,384 + 2048 = 18,432, qkv 131,072, attended 18,432 and 65,536 in f32: 57 pages.
-    assert scratch(quantization="int8") == 57 * 4096 + 5 * WORKER
+    # Rows 16,384 + 2048 = 18,432, qkv 131,072, attended 18,432 and 65,536 in f32; rows 18,432,
+    # gated 24,576 + 2048 = 26,624 and 98,304 in f32: 92 pages.
+    assert scratch(quantization="int8") == 92 * 4096 + 5 * WORKER
 
 
 def test_without_packed_weights_only_attention_keeps_memory():

@@ -17,14 +17,26 @@ def ready():
         pytest.skip(str(error))
 
 
+def change_results(monkeypatch, change, *, of):
+    """Let calls for these halves return other numbers."""
+    right = layer_self_test.run_layers
+
+    def wrong(*arguments, halves="both", **options):
+        out, kv_cache = right(*arguments, halves=halves, **options)
+        return change(out) if halves == of else out, kv_cache
+
+    monkeypatch.setattr(layer_self_test, "run_layers", wrong)
+
+
 def test_numbers_that_are_wrong_for_one_token_are_found(monkeypatch):
-    right = layer_self_test.run_mlp_half
+    change_results(monkeypatch, lambda out: out.at[0, 5].add(0.5), of="mlp")
+    found = find_layer_fault("int8", is_plain=False)
+    assert found.startswith("int8 layer, mlp: wrong by 0.")
 
-    def wrong(x, *arguments, **options):
-        return right(x, *arguments, **options).at[0, 5].add(0.5)
 
-    monkeypatch.setattr(layer_self_test, "run_mlp_half", wrong)
-    assert find_layer_fault("int8").startswith("int8 layer, mlp: wrong by 0.")
+def test_layers_that_are_not_their_halves_are_found(monkeypatch):
+    change_results(monkeypatch, lambda out: out.at[0, 5].add(1e-4), of="both")
+    assert find_layer_fault("int8") == "int8 layer: other numbers than its halves"
 
 
 @pytest.mark.parametrize("lost", ["_rotated", "_normalized"])
@@ -34,20 +46,16 @@ def test_a_part_that_is_left_out_is_found(lost, monkeypatch):
 
 
 def test_a_window_that_is_not_kept_is_found(monkeypatch):
-    right = layer_self_test.run_attention_half
+    right = layer_self_test.run_layers
 
     def wrong(*arguments, sliding_window, **options):
         return right(*arguments, sliding_window=None, **options)
 
-    monkeypatch.setattr(layer_self_test, "run_attention_half", wrong)
+    monkeypatch.setattr(layer_self_test, "run_layers", wrong)
     assert find_layer_fault("int8", sliding_window=9).startswith("int8 layer, attention: wrong")
 
 
 def test_a_result_that_is_no_number_is_found(monkeypatch):
-    right = layer_self_test.run_mlp_half
-
-    def wrong(x, *arguments, **options):
-        return right(x, *arguments, **options) * np.nan
-
-    monkeypatch.setattr(layer_self_test, "run_mlp_half", wrong)
-    assert find_layer_fault("int8") == "int8 layer, mlp: something that is not finite"
+    change_results(monkeypatch, lambda out: out * np.nan, of="mlp")
+    found = find_layer_fault("int8", is_plain=False)
+    assert found == "int8 layer, mlp: something that is not finite"

@@ -35,27 +35,27 @@ def test_without_packed_weights_no_call_keeps_anything():
 
 
 def test_rows_of_bfloat16_are_added_up():
-    # Rows 10 * 64 * 2 = 1280, qkv 10 * 256 * 4 = 10,240, attended 10 * 128 * 2 = 2560: 4 pages.
-    # The other half, 1280 + 2560, is less.
-    assert of_call(10) == 4 * 4096
+    # Rows 10 * 64 * 2 = 1280, qkv 10 * 256 * 4 = 10,240, attended 10 * 128 * 2 = 2560; in the other
+    # half rows 1280, and gated 10 * 128 * 2 = 2560. Together 17,920: 5 pages.
+    assert of_call(10) == 5 * 4096
 
 
-def test_the_larger_half_counts():
-    # 1000 tokens: rows 128,000 and gated 1000 * 1024 * 2 = 2,048,000, 532 pages; the first half has
-    # 128,000 + 1,024,000 + 256,000.
-    assert of_call(1000, intermediate_size=1024) == 532 * 4096
+def test_both_halves_count():
+    # 1000 tokens: 128,000 + 1,024,000 + 256,000; rows 128,000, gated 1000 * 1024 * 2 = 2,048,000.
+    # Together 3,584,000: 875 pages.
+    assert of_call(1000, intermediate_size=1024) == 875 * 4096
 
 
 def test_rows_of_eight_bits_have_scales_and_are_rounded_from_whole_ones():
     # 10 tokens: rows 640 + 80 = 720, in lines 768; qkv 10,240; attended 1280 + 80, in lines 1408,
-    # and in f32 5120. Together 17,536: 5 pages.
-    assert of_call(10, weights="int8") == 5 * 4096
+    # and in f32 5120. Rows 768, gated 1408 and 5120. Together 24,832: 7 pages.
+    assert of_call(10, weights="int8") == 7 * 4096
 
 
 def test_the_largest_logits_of_panels_may_be_more_than_a_layer_has():
     # Rows 10 * 64 * 2 = 1280; 49,152 / 32 panels of 10 rows, 8 bytes each: 122,880. 31 pages.
     assert of_call(10, vocab_size=49152) == 31 * 4096
-    assert of_call(10, vocab_size=49152, num_rows=1) == 4 * 4096  # 12,416: less than a layer
+    assert of_call(10, vocab_size=49152, num_rows=1) == 5 * 4096  # 12,416: less than a layer
 
 
 def test_a_cache_that_is_decoded_or_has_narrow_blocks_takes_more():
