@@ -52,22 +52,26 @@ class CodedGroup {
     }
   }
 
-  // A word of sixteen outputs' weights.
-  HEADRACE_INLINE Words operator[](int word) const {
-    const __m512 first = (__m512)multiply_add(code(2 * word), scales_[0], minima_[0]);
-    const __m512 second = (__m512)multiply_add(code(2 * word + 1), scales_[1], minima_[1]);
-    return (Words)_mm512_cvtne2ps_pbh(second, first);
+  // Words that are best asked for together, by loops that are unrolled.
+  static constexpr int TOGETHER = 4;
+
+  // A word of sixteen outputs' weights: `word` of the TOGETHER from `first` on.
+  HEADRACE_INLINE Words weights(int first, int word) const {
+    const char* line = group_ + first / TOGETHER * LINE_BYTES * BITS / 4;
+    const __m512 left = (__m512)multiply_add(code(line, 2 * word), scales_[0], minima_[0]);
+    const __m512 right = (__m512)multiply_add(code(line, 2 * word + 1), scales_[1], minima_[1]);
+    return (Words)_mm512_cvtne2ps_pbh(right, left);
   }
 
  private:
-  HEADRACE_INLINE Floats code(int piece) const {
+  static HEADRACE_INLINE Floats code(const char* line, int piece) {
     if constexpr (BITS == 4) {
-      const Words of_line = load<Words>(group_ + piece / 8 * LINE_BYTES);
       // Looked up by its lowest four bits.
       const __m512 numbers = (__m512)__builtin_convertvector(lane_numbers(), Floats);
-      return (Floats)_mm512_permutexvar_ps((__m512i)(of_line >> (piece % 8 * 4)), numbers);
+      const Words of_line = load<Words>(line);
+      return (Floats)_mm512_permutexvar_ps((__m512i)(of_line >> (piece * 4)), numbers);
     } else {
-      const SignedBytes codes = load<SignedBytes>(group_ + piece * LANES);
+      const SignedBytes codes = load<SignedBytes>(line + piece * LANES);
       return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)codes));
     }
   }

@@ -16,8 +16,8 @@ constexpr int FITTING_TOKENS = LANES == 16 ? 8 : 2;
 // Right, a word of a row in all lanes, each made of what lies in memory; add(sums, left, right);
 // begin(token), what sums begin with; x, whose row(token) are numbers; w, with column(index),
 // column_bytes() and `inputs`; and floats(token, column, first output in it, sums) as they are
-// handed over. One that HAS_CODES has a Group of them, for the words of a step, whose [word] makes
-// a vector of weights.
+// handed over. One that HAS_CODES has a Group of them, for the words of a step, which makes vectors
+// of weights.
 //
 // Some tokens at a time go through a panel, with all their sums in registers. The weights of the
 // next panel are asked for meanwhile, a few lines in each step: otherwise the core would begin to
@@ -111,15 +111,17 @@ class VectorPanels : public Multiplying {
                                      const char* const* rows, Vector (*sums)[VECTORS]) {
     const int64_t at = step / STEP * Format::Group::BYTES;
     const typename Format::Group first(weights[0] + at), second(weights[1] + at);
-    HEADRACE_UNROLL for (int word = 0; word < STEP; ++word) {
-      const typename Format::Left left[] = {typename Format::Left(first[word]),
-                                            typename Format::Left(second[word])};
-      HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-        const typename Format::Right right(load<uint32_t>(rows[r] + (step + word) * 4));
-        HEADRACE_UNROLL for (int v = 0; v < PANEL; ++v)
-          sums[r][v] = Format::add(sums[r][v], left[v], right);
+    constexpr int TOGETHER = Format::Group::TOGETHER;
+    for (int word = 0; word < STEP; word += TOGETHER)
+      HEADRACE_UNROLL for (int i = 0; i < TOGETHER; ++i) {
+        const typename Format::Left left[] = {typename Format::Left(first.weights(word, i)),
+                                              typename Format::Left(second.weights(word, i))};
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+          const typename Format::Right right(load<uint32_t>(rows[r] + (step + word + i) * 4));
+          HEADRACE_UNROLL for (int v = 0; v < PANEL; ++v)
+            sums[r][v] = Format::add(sums[r][v], left[v], right);
+        }
       }
-    }
   }
 
   const Format format_;
