@@ -73,7 +73,10 @@ def test_every_option_that_is_named_exists():
 
 
 def options() -> set[str]:
-    return {"--" + name.replace("_", "-") for name in ServeOptions.__annotations__}
+    """Options of the server, and their opposites where they have some."""
+    given = {name.replace("_", "-"): kind for name, kind in ServeOptions.__annotations__.items()}
+    opposites = {"--no-" + name for name, kind in given.items() if kind is bool}
+    return {"--" + name for name in given} | opposites
 
 
 def table_rows(text: str) -> list[list[str]]:

@@ -35,53 +35,51 @@ void Phases::run(xla::ffi::ThreadPool& pool, int64_t workers) {
 
 namespace {
 
-namespace ffi = xla::ffi;
-
 // Below so many multiply-adds another thread costs more than it helps.
 constexpr int64_t ATTENTION_PER_THREAD = 200000, PRODUCT_PER_THREAD = 500000;
 
-ffi::Error write_kv(ffi::ThreadPool pool, ffi::AnyBuffer data, FloatBuffer keys, FloatBuffer values,
-                    IntBuffer slots, IntBuffer first_block, ffi::RemainingArgs more,
-                    ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets, std::string_view dtype) {
+void write_kv(Call& call) {
+  const auto data = call.operand<ffi::AnyBuffer>();
+  const auto keys = call.operand<FloatBuffer>(), values = call.operand<FloatBuffer>();
+  const auto slots = call.operand<IntBuffer>(), first_block = call.operand<IntBuffer>();
+  check_in_place(data, call.result<ffi::AnyBuffer>());
   const auto shape = keys.dimensions();
-  if (data.untyped_data() != out->untyped_data())
-    return ffi::Error::InvalidArgument("the cache was copied");
   const int head_dim = shape[2];
-  const Cache cache = cache_of(data, more, dtype, first_block.typed_data()[0], head_dim);
+  const Cache cache = cache_of(data, call.last_operand(), call.attribute<std::string_view>("dtype"),
+                               first_block.typed_data()[0], head_dim);
   const int64_t stride = shape[1] * head_dim;
   const Heads of_keys{keys.typed_data(), stride, nullptr, {}, {}, head_dim};
   const Heads of_values{values.typed_data(), stride, nullptr, {}, {}, head_dim};
   Phases phases;
   add_write(phases, cache, of_keys, of_values, slots.typed_data(), shape[0]);
   // A number costs about as much as four multiply-adds.
-  phases.run(pool, shape[0] * stride * 8 / ATTENTION_PER_THREAD + 1);
-  return ffi::Error::Success();
+  phases.run(call.pool, shape[0] * stride * 8 / ATTENTION_PER_THREAD + 1);
 }
 
-ffi::Error ragged_paged_attention(ffi::ThreadPool pool, FloatBuffer queries, ffi::AnyBuffer data,
-                                  IntBuffer starts, IntBuffer lengths, IntBuffer tables,
-                                  IntBuffer first_block, ffi::RemainingArgs more,
-                                  ffi::ResultBuffer<ffi::F32> out, std::string_view dtype,
-                                  float scale, int64_t window, float soft_cap) {
+void ragged_paged_attention(Call& call) {
+  const auto queries = call.operand<FloatBuffer>();
+  const auto data = call.operand<ffi::AnyBuffer>();
+  const auto starts = call.operand<IntBuffer>(), lengths = call.operand<IntBuffer>();
+  const auto tables = call.operand<IntBuffer>(), first_block = call.operand<IntBuffer>();
+  float* out = call.result<FloatBuffer>().typed_data();
   const auto shape = queries.dimensions();
   const int head_dim = shape[2];
-  const Cache cache = cache_of(data, more, dtype, first_block.typed_data()[0], head_dim);
+  const Cache cache = cache_of(data, call.last_operand(), call.attribute<std::string_view>("dtype"),
+                               first_block.typed_data()[0], head_dim);
   const Batch batch = batch_of(nullptr, starts, lengths, tables);
   const int64_t stride = shape[1] * head_dim;
-  std::fill(out->typed_data() + batch.num_tokens() * stride, out->typed_data() + shape[0] * stride,
-            0.0f);
+  std::fill(out + batch.num_tokens() * stride, out + shape[0] * stride, 0.0f);
   Phases phases;
   Failure failure;
   const Heads heads{queries.typed_data(), stride, nullptr, {}, {}, head_dim};
-  const AttentionOptions options{scale, window, soft_cap};
+  const AttentionOptions options{call.attribute<float>("scale"),
+                                 call.attribute<int64_t>("sliding_window"),
+                                 call.attribute<float>("soft_cap")};
   const int group = shape[1] / cache.kv_heads;
   const auto plan = plan_attention(cache, batch, group, options);
-  add_attention(phases, cache, batch, heads, group, options, plan, {out->typed_data(), nullptr},
-                failure);
-  phases.run(pool, work_of(*plan) / ATTENTION_PER_THREAD + 1);
-  if (failure.lacks_memory)
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for attention");
-  return ffi::Error::Success();
+  add_attention(phases, cache, batch, heads, group, options, plan, {out, nullptr}, failure);
+  phases.run(call.pool, work_of(*plan) / ATTENTION_PER_THREAD + 1);
+  if (failure.lacks_memory) throw lacking_memory();
 }
 
 // Which rows are wanted.
@@ -92,59 +90,96 @@ std::vector<int32_t> places_of(const IntBuffer& wanted) {
   return places;
 }
 
+// The rows that a product is of, and where they are wanted.
+struct Operands {
+  LeftRows left;
+  std::vector<int32_t> places;
+
+  explicit Operands(Call& call) {
+    const auto x = call.operand<FloatBuffer>(), norm = call.operand<FloatBuffer>();
+    const auto wanted = call.operand<IntBuffer>();
+    const float* scale = norm.element_count() == 0 ? nullptr : norm.typed_data();
+    const auto shape = x.dimensions();
+    left = {x.typed_data(), {scale, call.attribute<float>("eps")}, shape[0], shape[1]};
+    places = places_of(wanted);
+  }
+};
+
+// The weights of a product, the next operands of a call.
+template <class Product>
+typename Product::Weights weights_of(Call& call);
+
+template <>
+Bf16Product::Weights weights_of<Bf16Product>(Call& call) {
+  const auto w = call.operand<ffi::Buffer<ffi::BF16>>();
+  const auto codes = call.operand<ffi::AnyBuffer>();
+  const auto shape = w.dimensions();
+  return {(const uint16_t*)w.untyped_data(), nullptr, shape[1] * COLUMN,
+          shape[2] * Bf16Product::DEPTH, codes_of(codes, 0)};
+}
+
+template <>
+Int8Product::Weights weights_of<Int8Product>(Call& call) {
+  const auto w = call.operand<ffi::Buffer<ffi::S8>>();
+  const auto scales = call.operand<FloatBuffer>();
+  const auto shape = w.dimensions();
+  return {w.typed_data(), scales.typed_data(), shape[1] * COLUMN, shape[2] * Int8Product::DEPTH};
+}
+
 // Rounds the rows at `places`, and calls add(phases, rows, memory) with what multiplies them and so
 // much memory beside them.
 template <class Product, class Add>
-ffi::Error run_product(ffi::ThreadPool& pool, LeftRows left, const std::vector<int32_t>& places,
-                       const typename Product::Weights& w, size_t bytes, const Add& add) {
-  left.tokens = places.size();
-  left.places = places.data();
-  if (left.tokens == 0) return ffi::Error::Success();
-  if (!Product::can_run())
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
+void run_product(ffi::ThreadPool& pool, const Operands& operands,
+                 const typename Product::Weights& w, size_t bytes, const Add& add) {
+  LeftRows left = operands.left;
+  left.tokens = operands.places.size();
+  left.places = operands.places.data();
+  if (left.tokens == 0) return;
+  if (!Product::can_run()) throw lacking_instructions();
   Parts parts;
   const size_t rows_at = parts.add<char>(Product::Rows::bytes(left.tokens, left.inputs));
   const size_t beside_at = parts.add<char>(bytes);
   const CallMemory memory(parts.bytes());
-  if (memory.data() == nullptr)
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for products");
+  if (memory.data() == nullptr) throw lacking_memory();
   const auto rows = Product::Rows::at(memory.data() + rows_at, left.tokens, left.inputs);
   Phases phases;
   add_rounding(phases, left, rows);
   add(phases, rows, memory.data() + beside_at);
   phases.run(pool, left.tokens * w.inputs * w.outputs / PRODUCT_PER_THREAD + 1);
-  return ffi::Error::Success();
 }
 
 // What the result has in rows that are not wanted is nobody's business.
 template <class Product>
-ffi::Error store_product(ffi::ThreadPool& pool, const LeftRows& left, const IntBuffer& wanted,
-                         const typename Product::Weights& w, float* out) {
-  const std::vector<int32_t> places = places_of(wanted);
-  return run_product<Product>(pool, left, places, w, 0,
-                              [&](Phases& phases, const typename Product::Rows& rows, char*) {
-                                const StoreSums sums{out, w.outputs, places.data()};
-                                add_product(phases, rows,
-                                            PlannedProduct<Product, StoreSums>{
-                                                w, (int64_t)places.size(), sums});
-                              });
+void project(Call& call) {
+  const Operands operands(call);
+  const auto w = weights_of<Product>(call);
+  float* out = call.result<FloatBuffer>().typed_data();
+  const int64_t tokens = operands.places.size();
+  const StoreSums sums{out, w.outputs, operands.places.data()};
+  run_product<Product>(call.pool, operands, w, 0,
+                       [&](Phases& phases, const typename Product::Rows& rows, char*) {
+                         using Planned = PlannedProduct<Product, StoreSums>;
+                         add_product(phases, rows, Planned{w, tokens, sums});
+                       });
 }
 
 // Rows that are not wanted get 0, as do those without a number.
 template <class Product>
-ffi::Error pick_largest(ffi::ThreadPool& pool, const LeftRows& left, const IntBuffer& wanted,
-                        const typename Product::Weights& w, int32_t* out) {
-  const std::vector<int32_t> places = places_of(wanted);
-  const int64_t tokens = places.size(), panels = w.outputs / WIDTH;
-  std::fill_n(out, left.tokens, 0);
-  return run_product<Product>(
-      pool, left, places, w, panels * tokens * sizeof(Largest),
+void pick_largest(Call& call) {
+  const Operands operands(call);
+  const auto w = weights_of<Product>(call);
+  int32_t* out = call.result<IntBuffer>().typed_data();
+  const int32_t* places = operands.places.data();
+  const int64_t tokens = operands.places.size(), panels = w.outputs / WIDTH;
+  std::fill_n(out, operands.left.tokens, 0);
+  run_product<Product>(
+      call.pool, operands, w, panels * tokens * sizeof(Largest),
       [&](Phases& phases, const typename Product::Rows& rows, char* memory) {
         Largest* largest = (Largest*)memory;
         const KeepLargest sums{largest, tokens};
         add_product(phases, rows, PlannedProduct<Product, KeepLargest>{w, tokens, sums});
-        phases.add(tokens, [=, &places] {
-          return [=, &places](int64_t token) {
+        phases.add(tokens, [=] {
+          return [=](int64_t token) {
             Largest first{-std::numeric_limits<float>::infinity(), 0};
             for (int64_t panel = 0; panel < panels; ++panel) {
               const Largest& other = largest[panel * tokens + token];
@@ -156,64 +191,22 @@ ffi::Error pick_largest(ffi::ThreadPool& pool, const LeftRows& left, const IntBu
       });
 }
 
-LeftRows left_rows(const FloatBuffer& x, const FloatBuffer& norm, float eps) {
-  const auto shape = x.dimensions();
-  const float* scale = norm.element_count() == 0 ? nullptr : norm.typed_data();
-  return {x.typed_data(), {scale, eps}, shape[0], shape[1]};
-}
-
-Bf16Product::Weights weights_of(const ffi::Buffer<ffi::BF16>& w, const ffi::AnyBuffer& codes) {
-  const auto shape = w.dimensions();
-  return {(const uint16_t*)w.untyped_data(), nullptr, shape[1] * COLUMN,
-          shape[2] * Bf16Product::DEPTH, codes_of(codes, 0)};
-}
-
-Int8Product::Weights weights_of(const ffi::Buffer<ffi::S8>& w, const FloatBuffer& scales) {
-  const auto shape = w.dimensions();
-  return {w.typed_data(), scales.typed_data(), shape[1] * COLUMN, shape[2] * Int8Product::DEPTH};
-}
-
-ffi::Error project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
-                   ffi::Buffer<ffi::BF16> w, ffi::AnyBuffer codes,
-                   ffi::ResultBuffer<ffi::F32> out, float eps) {
-  return store_product<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, codes),
-                                    out->typed_data());
-}
-
-ffi::Error int8_project(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
-                        ffi::Buffer<ffi::S8> w, FloatBuffer scales, ffi::ResultBuffer<ffi::F32> out,
-                        float eps) {
-  return store_product<Int8Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, scales),
-                                    out->typed_data());
-}
-
-ffi::Error pick_bf16(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
-                     ffi::Buffer<ffi::BF16> w, ffi::AnyBuffer codes,
-                     ffi::ResultBuffer<ffi::S32> out, float eps) {
-  return pick_largest<Bf16Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, codes),
-                                   out->typed_data());
-}
-
-ffi::Error pick_int8(ffi::ThreadPool pool, FloatBuffer x, FloatBuffer norm, IntBuffer wanted,
-                     ffi::Buffer<ffi::S8> w, FloatBuffer scales, ffi::ResultBuffer<ffi::S32> out,
-                     float eps) {
-  return pick_largest<Int8Product>(pool, left_rows(x, norm, eps), wanted, weights_of(w, scales),
-                                   out->typed_data());
-}
-
-ffi::Error sample(ffi::ThreadPool pool, FloatBuffer logits, FloatBuffer temperature,
-                  IntBuffer top_k, FloatBuffer top_p, FloatBuffer min_p, FloatBuffer uniform,
-                  IntBuffer wanted, ffi::ResultBuffer<ffi::S32> out) {
+void sample(Call& call) {
+  const auto logits = call.operand<FloatBuffer>(), temperature = call.operand<FloatBuffer>();
+  const auto top_k = call.operand<IntBuffer>();
+  const auto top_p = call.operand<FloatBuffer>(), min_p = call.operand<FloatBuffer>();
+  const auto uniform = call.operand<FloatBuffer>();
+  const auto wanted = call.operand<IntBuffer>();
+  const auto out = call.result<IntBuffer>();
   const auto shape = logits.dimensions();
   const Sampling sampling{logits.typed_data(),      shape[1],
                           temperature.typed_data(), top_p.typed_data(),
                           min_p.typed_data(),       uniform.typed_data(),
                           top_k.typed_data(),       wanted.typed_data(),
-                          out->typed_data()};
+                          out.typed_data()};
   Phases phases;
   add_sampling(phases, sampling, shape[0]);
-  phases.run(pool, shape[0]);
-  return ffi::Error::Success();
+  phases.run(call.pool, shape[0]);
 }
 
 }  // namespace
@@ -222,90 +215,13 @@ ffi::Error sample(ffi::ThreadPool pool, FloatBuffer logits, FloatBuffer temperat
 // All that the library exports; everything else is hidden.
 #pragma GCC visibility push(default)
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_write_kv, headrace::write_kv,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .RemainingRets()
-                                  .Attr<std::string_view>("dtype"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_ragged_paged_attention, headrace::ragged_paged_attention,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Attr<std::string_view>("dtype")
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("sliding_window")
-                                  .Attr<float>("soft_cap"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_project, headrace::project,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Attr<float>("eps"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_int8_project, headrace::int8_project,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S8>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Attr<float>("eps"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_pick_largest, headrace::pick_bf16,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::BF16>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Attr<float>("eps"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_int8_pick_largest, headrace::pick_int8,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S8>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Attr<float>("eps"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_sample, headrace::sample,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>());
+HEADRACE_CALL(headrace_write_kv, headrace::write_kv);
+HEADRACE_CALL(headrace_ragged_paged_attention, headrace::ragged_paged_attention);
+HEADRACE_CALL(headrace_project, headrace::project<headrace::Bf16Product>);
+HEADRACE_CALL(headrace_int8_project, headrace::project<headrace::Int8Product>);
+HEADRACE_CALL(headrace_pick_largest, headrace::pick_largest<headrace::Bf16Product>);
+HEADRACE_CALL(headrace_int8_pick_largest, headrace::pick_largest<headrace::Int8Product>);
+HEADRACE_CALL(headrace_sample, headrace::sample);
 
 extern "C" const char* headrace_instructions() { return headrace::bf16_instructions(); }
 

@@ -24,8 +24,6 @@
 namespace headrace {
 namespace {
 
-namespace ffi = xla::ffi;
-
 // Below so many multiply-adds another thread costs more than it helps.
 constexpr int64_t WORK_PER_THREAD = 500000;
 
@@ -251,70 +249,68 @@ class MlpHalf {
 
 // Calls f with the kind of products that the weights are for.
 template <class F>
-ffi::Error with_product(const ffi::AnyBuffer& w, const F& f) {
+void with_product(const ffi::AnyBuffer& w, const F& f) {
   if (w.element_type() == ffi::S8) return f(Int8Product{});
-  if (w.element_type() != ffi::BF16)
-    return ffi::Error::InvalidArgument("no products of that dtype");
-  if (!Bf16Product::can_run())
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "this CPU has no instructions for bfloat16");
-  return f(Bf16Product{});
+  if (w.element_type() != ffi::BF16) throw wrong_operands("no products of that dtype");
+  if (!Bf16Product::can_run()) throw lacking_instructions();
+  f(Bf16Product{});
 }
 
-ffi::Error no_memory() {
-  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "there is no memory for layers");
+Matrices matrices_of(Call& call) {
+  return {call.operand<ffi::AnyBuffer>(), call.operand<FloatBuffer>(),
+          call.operand<ffi::AnyBuffer>()};
 }
 
-ffi::Error run_layers(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, FloatBuffer cosines,
-                      FloatBuffer sines, IntBuffer num_slots, IntBuffer slots, IntBuffer starts,
-                      IntBuffer lengths, IntBuffer tables, IntBuffer which,
-                      FloatBuffer attention_norm, ffi::AnyBuffer qkv_w, FloatBuffer qkv_scales,
-                      ffi::AnyBuffer qkv_codes, FloatBuffer qkv_bias, FloatBuffer q_norm,
-                      FloatBuffer k_norm, ffi::AnyBuffer out_w, FloatBuffer out_scales,
-                      ffi::AnyBuffer out_codes, FloatBuffer mlp_norm, ffi::AnyBuffer gate_up_w,
-                      FloatBuffer gate_up_scales, ffi::AnyBuffer gate_up_codes,
-                      ffi::AnyBuffer down_w, FloatBuffer down_scales, ffi::AnyBuffer down_codes,
-                      ffi::RemainingArgs more, ffi::ResultBuffer<ffi::F32> out,
-                      ffi::Result<ffi::AnyBuffer> data_out, ffi::RemainingRets,
-                      std::string_view dtype, int64_t halves, int64_t head_dim, float eps,
-                      float scale, int64_t window, float soft_cap, bool is_gelu, bool adds) {
-  if (data.untyped_data() != data_out->untyped_data())
-    return ffi::Error::InvalidArgument("the cache was copied");
-  if (!is_cache_dtype(dtype)) return ffi::Error::InvalidArgument("the KV cache has no such dtype");
-  const int64_t num_layers = attention_norm.dimensions()[0];
+void run_layers(Call& call) {
+  const auto x = call.operand<FloatBuffer>();
+  const auto data = call.operand<ffi::AnyBuffer>();
+  const Rotation rotation{call.operand<FloatBuffer>().typed_data(),
+                          call.operand<FloatBuffer>().typed_data()};
+  const auto num_slots = call.operand<IntBuffer>(), slots = call.operand<IntBuffer>();
+  const auto starts = call.operand<IntBuffer>(), lengths = call.operand<IntBuffer>();
+  const auto tables = call.operand<IntBuffer>();
+  const auto which = call.operand<IntBuffer>();  // the first layer, and the one behind the last
+  const AttentionParameters attention{call.operand<FloatBuffer>(), matrices_of(call),
+                                      call.operand<FloatBuffer>(), call.operand<FloatBuffer>(),
+                                      call.operand<FloatBuffer>(), matrices_of(call)};
+  const MlpParameters mlp{call.operand<FloatBuffer>(), matrices_of(call), matrices_of(call),
+                          call.attribute<bool>("is_gelu")};
+  const auto scales = call.last_operand();
+  const auto out = call.result<FloatBuffer>();
+  check_in_place(data, call.result<ffi::AnyBuffer>());
+  const auto halves = call.attribute<int64_t>("halves");
+  const auto adds = call.attribute<bool>("adds");
+  const Cache cache = cache_of(data, scales, call.attribute<std::string_view>("dtype"), 0,
+                               call.attribute<int64_t>("head_dim"));
+  const int64_t num_layers = attention.norm.dimensions()[0];
   const int64_t first = which.typed_data()[0], end = which.typed_data()[1];
   if (first < 0 || first >= end || end > num_layers)
-    return ffi::Error::InvalidArgument("there are no weights for these layers");
+    throw wrong_operands("there are no weights for these layers");
   const auto shape = x.dimensions();
   const int64_t tokens = std::min<int64_t>(num_slots.typed_data()[0], shape[0]), width = shape[1];
-  const AttentionParameters attention{
-      attention_norm, {qkv_w, qkv_scales, qkv_codes}, qkv_bias, q_norm, k_norm,
-      {out_w, out_scales, out_codes}};
-  const MlpParameters mlp{mlp_norm,
-                          {gate_up_w, gate_up_scales, gate_up_codes},
-                          {down_w, down_scales, down_codes},
-                          is_gelu};
 
   // What is added to begins as the residual stream; XLA may have put the result in its place.
-  float* to = out->typed_data();
+  float* to = out.typed_data();
   if (adds && to != x.typed_data()) std::memcpy(to, x.typed_data(), x.size_bytes());
   if (!adds) std::memset(to, 0, x.size_bytes());  // padding is finite
-  const Stream stream{adds ? to : x.typed_data(), to, tokens, width, eps, adds};
+  const Stream stream{
+      adds ? to : x.typed_data(), to, tokens, width, call.attribute<float>("eps"), adds};
 
-  return with_product(qkv_w, [&](auto product) {
+  with_product(attention.qkv.w, [&](auto product) {
     using Product = decltype(product);
     const int64_t q_size = attention.out.of<Product>(0).inputs;
     const int64_t qkv_size = attention.qkv.of<Product>(0).outputs;
-    const Batch batch = batch_of(slots.typed_data(), starts, lengths, tables);
-    StepAttention step{cache_of(data, more, dtype, 0, head_dim),
+    StepAttention step{cache,
                        data.dimensions()[0] / num_layers,
-                       batch,
-                       {cosines.typed_data(), sines.typed_data()},
-                       {scale, window, soft_cap},
+                       batch_of(slots.typed_data(), starts, lengths, tables),
+                       rotation,
+                       {call.attribute<float>("scale"), call.attribute<int64_t>("sliding_window"),
+                        call.attribute<float>("soft_cap")},
                        nullptr};
     int64_t work = 0;
     if (halves & ATTENTION) {
       const int group = q_size / ((qkv_size - q_size) / 2);
-      step.plan = plan_attention(step.cache, batch, group, step.options);
+      step.plan = plan_attention(cache, step.batch, group, step.options);
       work += work_of(*step.plan) + tokens * width * (qkv_size + q_size);
     }
     if (halves & MLP) work += tokens * width * mlp.down.of<Product>(0).inputs * 3;
@@ -324,7 +320,7 @@ ffi::Error run_layers(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, 
     const MlpHalf<Product> mlp_half(parts, stream, mlp);
     const CallMemory kept(parts.bytes());
     char* memory = kept.data();
-    if (memory == nullptr) return no_memory();
+    if (memory == nullptr) throw lacking_memory();
     Phases phases;
     Failure failure;
     if (halves & ATTENTION) attention_half.clear_unused(memory);
@@ -334,8 +330,8 @@ ffi::Error run_layers(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, 
       const auto next_first = attention_half.first(memory, layer + 1);
       if (halves & MLP) mlp_half.add(phases, memory, layer, next_first);
     }
-    phases.run(pool, work / WORK_PER_THREAD + 1);
-    return failure.lacks_memory ? no_memory() : ffi::Error::Success();
+    phases.run(call.pool, work / WORK_PER_THREAD + 1);
+    if (failure.lacks_memory) throw lacking_memory();
   });
 }
 
@@ -344,48 +340,6 @@ ffi::Error run_layers(ffi::ThreadPool pool, FloatBuffer x, ffi::AnyBuffer data, 
 
 #pragma GCC visibility push(default)
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(headrace_layers, headrace::run_layers,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<headrace::FloatBuffer>()  // x
-                                  .Arg<xla::ffi::AnyBuffer>()    // cache
-                                  .Arg<headrace::FloatBuffer>()  // cosines
-                                  .Arg<headrace::FloatBuffer>()  // sines
-                                  .Arg<headrace::IntBuffer>()    // number of slots
-                                  .Arg<headrace::IntBuffer>()    // slots
-                                  .Arg<headrace::IntBuffer>()    // starts
-                                  .Arg<headrace::IntBuffer>()    // lengths
-                                  .Arg<headrace::IntBuffer>()    // tables
-                                  .Arg<headrace::IntBuffer>()    // first and end of the layers
-                                  .Arg<headrace::FloatBuffer>()  // norm
-                                  .Arg<xla::ffi::AnyBuffer>()    // to q, k and v
-                                  .Arg<headrace::FloatBuffer>()  // scales
-                                  .Arg<xla::ffi::AnyBuffer>()    // codes
-                                  .Arg<headrace::FloatBuffer>()  // bias
-                                  .Arg<headrace::FloatBuffer>()  // norm of q
-                                  .Arg<headrace::FloatBuffer>()  // norm of k
-                                  .Arg<xla::ffi::AnyBuffer>()    // to the output
-                                  .Arg<headrace::FloatBuffer>()  // scales
-                                  .Arg<xla::ffi::AnyBuffer>()    // codes
-                                  .Arg<headrace::FloatBuffer>()  // norm
-                                  .Arg<xla::ffi::AnyBuffer>()    // to gate and up
-                                  .Arg<headrace::FloatBuffer>()  // scales
-                                  .Arg<xla::ffi::AnyBuffer>()    // codes
-                                  .Arg<xla::ffi::AnyBuffer>()    // down
-                                  .Arg<headrace::FloatBuffer>()  // scales
-                                  .Arg<xla::ffi::AnyBuffer>()    // codes
-                                  .RemainingArgs()               // scales of the cache
-                                  .Ret<headrace::FloatBuffer>()
-                                  .Ret<xla::ffi::AnyBuffer>()
-                                  .RemainingRets()
-                                  .Attr<std::string_view>("dtype")
-                                  .Attr<int64_t>("halves")
-                                  .Attr<int64_t>("head_dim")
-                                  .Attr<float>("eps")
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("sliding_window")
-                                  .Attr<float>("soft_cap")
-                                  .Attr<bool>("is_gelu")
-                                  .Attr<bool>("adds"));
+HEADRACE_CALL(headrace_layers, headrace::run_layers);
 
 #pragma GCC visibility pop

@@ -240,7 +240,7 @@ def test_without_memory_a_step_fails_and_the_process_lives(tmp_path):
     compiler = make_recipe(tmp_path).compiler[0]
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=170)
     told = run_in_a_process(OUT_OF_MEMORY, LD_PRELOAD=str(library))
-    assert "there is no memory for attention" in told
+    assert "there is no memory for what a step keeps" in told
 
 
 @pytest.mark.parametrize(
