@@ -38,13 +38,17 @@ class Bucket(NamedTuple):
         )
 
 
-def buckets_for(config: EngineConfig) -> list[Bucket]:
+def buckets_for(config: EngineConfig, *, skips_padding: bool = False) -> list[Bucket]:
     """Return the sizes to compile: powers of two, so that padding wastes less than half.
 
     With `target_itl_s` there are as many mixed sizes again between them, but for the smallest.
     Decode-only steps have one token per sequence. Mixed steps begin at a size that a short prompt
     fills: each costs seconds to compile. The native kernel takes a ragged batch as it is, so that
     there is nothing to be gained from decode-only steps; it has the sizes between for them.
+
+    Args:
+        config: of the engine.
+        skips_padding: the device computes no padding, so that sizes between gain nothing.
     """
     is_ragged = config.attention_kernel == "native"
     smallest = SMALLEST_RAGGED_BUCKET if is_ragged else SMALLEST_BUCKET
@@ -57,7 +61,7 @@ def buckets_for(config: EngineConfig) -> list[Bucket]:
     token_buckets = config.token_buckets
     if not token_buckets:
         largest = max(config.max_num_batched_tokens, size)
-        is_fine = is_ragged or config.target_itl_s is not None
+        is_fine = (is_ragged or config.target_itl_s is not None) and not skips_padding
         sizes = (*MIXED_SIZES, *SIZES_BETWEEN) if is_fine else MIXED_SIZES
         token_buckets = tuple(sorted({largest, *(t for t in sizes if t < largest)}))
     mixed_sizes = {max(tokens, smallest) for tokens in token_buckets}

@@ -98,7 +98,7 @@ class JaxModelRunner:
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
-            buckets_for(config),
+            buckets_for(config, skips_padding=self.skips_padding),
             block_size=config.block_size,
             max_blocks_per_seq=config.max_blocks_per_seq,
             spare_row=config.max_num_seqs,

@@ -200,7 +200,7 @@ def find_code_fault(bits: CodeBits) -> str | None:
     pack_codes(codes, packed_codes[0])
     x = rng.standard_normal((NUM_TOKENS + 1, 128)).astype(np.float32)
     expected = np.asarray(jax.jit(project)(x, packed))
-    for num_tokens in range(1, 9):
+    for num_tokens in (1, 7):
         computed = np.asarray(jax.jit(project)(x[:num_tokens], packed, packed_codes))
         if (computed != expected[:num_tokens]).any():
             return f"codes of {bits} bits: others than the numbers for {num_tokens} tokens"

@@ -52,6 +52,14 @@ def test_a_ragged_kernel_needs_no_decode_only_steps_and_has_sizes_between_for_th
     ]
 
 
+def test_there_are_no_sizes_between_where_padding_is_not_computed():
+    for target_itl_s in (None, 0.05):
+        config = EngineConfig(attention_kernel="native", target_itl_s=target_itl_s)
+        assert buckets_for(config, skips_padding=True) == [
+            Bucket(tokens, min(tokens, 64), False) for tokens in (16, 32, 64, 128, 256, 512)
+        ]
+
+
 def test_every_step_that_the_budgets_allow_has_a_bucket():
     for max_num_seqs in (1, 7, 8, 9, 20, 64):
         for max_num_batched_tokens in (max_num_seqs, 100, 512):
