@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -22,6 +23,10 @@ from gateway.server import Server
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("headrace", deadline=None)
 hypothesis.settings.load_profile("headrace")
+
+# What a shell starts in the background ignores this signal, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
