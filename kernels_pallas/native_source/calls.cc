@@ -18,7 +18,7 @@
 
 namespace headrace {
 
-void Phases::run(xla::ffi::ThreadPool& pool, int64_t workers) {
+void Phases::run(xla::ffi::ThreadPool& pool, int64_t workers) noexcept {
   const int64_t threads = std::max<int64_t>(
       std::min({workers, (int64_t)pool.num_threads(), most_tasks_, MOST_RANGES}), 1);
   for (const auto& phase : job_->phases) {

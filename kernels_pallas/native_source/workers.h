@@ -195,8 +195,9 @@ class Phases {
     });
   }
 
-  // Runs all of them, in up to `workers` threads.
-  void run(xla::ffi::ThreadPool& pool, int64_t workers);
+  // Runs all of them, in up to `workers` threads. What is thrown meanwhile ends the process: others
+  // would go on with what the caller takes away.
+  void run(xla::ffi::ThreadPool& pool, int64_t workers) noexcept;
 
  private:
   static constexpr int64_t MOST_RANGES = 64;
