@@ -14,7 +14,8 @@ from flax import nnx
 
 from jaxengine.async_engine import AsyncEngine
 from jaxengine.config import BatchingMode, EngineConfig
-from jaxengine.engine_core import EngineCore, StepHandle
+from jaxengine.device_interface import StepHandle
+from jaxengine.engine_core import EngineCore
 from jaxengine.kv_cache import kv_block_bytes
 from jaxengine.model_runner import JaxModelRunner
 from jaxengine.models.config import ModelConfig
@@ -284,6 +285,15 @@ class _WatchedRunner:
     def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence[StepHandle]:
         steps = self._runner.execute(map(self._watch, outputs))
         return [_WatchedStep(self, step) for step in steps]
+
+    @property
+    def can_overtake(self) -> bool:
+        return False
+
+    def overtake(
+        self, running: StepHandle, output: SchedulerOutput
+    ) -> tuple[StepHandle, StepHandle]:
+        raise NotImplementedError
 
     def _watch(self, output: SchedulerOutput) -> SchedulerOutput:
         self.num_launched += 1

@@ -62,6 +62,15 @@ class _PacedRunner:
     def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence["_PacedStep"]:
         return [self._execute(output) for output in outputs]
 
+    @property
+    def can_overtake(self) -> bool:
+        return False
+
+    def overtake(
+        self, running: object, output: SchedulerOutput
+    ) -> tuple["_PacedStep", "_PacedStep"]:
+        raise NotImplementedError
+
     def reset(self) -> None:
         pass
 

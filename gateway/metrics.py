@@ -236,6 +236,11 @@ class _EngineCollector(Collector):
         yield self._counter(
             "preemptions", "Times a request gave way to another.", stats.num_preemptions
         )
+        yield self._counter(
+            "steps_overtaken",
+            "Times a step was paused for newcomers of a tenant below its share.",
+            stats.num_steps_overtaken,
+        )
         yield self._counter("requests_received", "Requests taken over.", stats.num_received)
         yield self._counter("requests_admitted", "Requests that have started.", stats.num_admitted)
         yield self._counter(

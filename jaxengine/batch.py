@@ -30,6 +30,7 @@ class PackedStep(NamedTuple):
         logprobs: indices of scheduled requests that get the log-probabilities of a sampled token.
         prompt_logprobs: (index of a scheduled request that gets those of prompt tokens, packed
             index of its first token, number of its tokens).
+        serial: as in ScheduledBatch.
         num_slots: token slots that the device computes.
     """
 
@@ -39,7 +40,14 @@ class PackedStep(NamedTuple):
     rules: list[tuple[int, TokenRules, int]]
     logprobs: list[int]
     prompt_logprobs: list[tuple[int, int, int]]
+    serial: int
     num_slots: int
+
+    def renumbered(self, serial: int) -> "PackedStep":
+        """Return the same step with another serial number."""
+        packed = self.packed.copy()
+        self.layout.views(packed)["serial"][...] = serial
+        return self._replace(packed=packed, serial=serial)
 
 
 class BatchBuilder:
@@ -93,8 +101,16 @@ class BatchBuilder:
         )
         return self._layouts[bucket]
 
-    def build(self, output: SchedulerOutput, layout: BatchLayout | None = None) -> PackedStep:
-        """Pack one step; for the smallest bucket that holds it, unless told for which."""
+    def build(
+        self, output: SchedulerOutput, layout: BatchLayout | None = None, *, serial: int = 0
+    ) -> PackedStep:
+        """Pack one step; for the smallest bucket that holds it, unless told for which.
+
+        Args:
+            output: the step.
+            layout: of the bucket.
+            serial: as in ScheduledBatch.
+        """
         layout = layout or self.choose(output)
         packed = np.zeros(layout.size, np.int32)
         views = layout.views(packed)
@@ -128,6 +144,7 @@ class BatchBuilder:
                 start = int(views["query_start_loc"][seq])
                 prompt_logprobs.append((order[seq], start, _pack_targets(views, start, item)))
         views["num_slots"][...] = num_tokens
+        views["serial"][...] = serial
         views["any_logprobs"][...] = bool(logprobs)
         views["any_targets"][...] = bool(prompt_logprobs)
         num_decodes = sum(item.num_new_tokens == 1 for item in items)
@@ -154,7 +171,9 @@ class BatchBuilder:
             sequences[index] = seq
         del sequences[len(output.scheduled) :]
         num_slots = num_tokens if self._skips_padding else layout.bucket.num_tokens
-        return PackedStep(layout, packed, sequences, rules, logprobs, prompt_logprobs, num_slots)
+        return PackedStep(
+            layout, packed, sequences, rules, logprobs, prompt_logprobs, serial, num_slots
+        )
 
     def _pack_tokens(
         self, views: dict[str, NDArray[np.int32]], items: Sequence[ScheduledRequest]

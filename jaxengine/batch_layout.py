@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import NDArray
 
 from jaxengine.buckets import Bucket
@@ -121,6 +121,7 @@ class ScheduledBatch(NamedTuple):
         targets: prompt token after each token, where its log-probability is wanted, else -1; of
             no use (and without elements) where every sequence has one token.
         any_targets: whether some sequence wants those of prompt tokens at all.
+        serial: number of the step, where it can be paused; as of Decoder.go_on.
     """
 
     token_ids: Int[Array, "T"]
@@ -130,6 +131,7 @@ class ScheduledBatch(NamedTuple):
     attention: AttentionBatch
     targets: Int[Array, "T"]
     any_targets: Array
+    serial: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class ChoiceLayout:
     def shapes(self) -> _Shapes:
         seqs = self.num_seqs
         return {
-            "rows": (seqs,),
+            "rows": (seqs,),  # first: keep_rows
             "temperature": (seqs,),
             "top_k": (seqs,),
             "top_p": (seqs,),
@@ -159,6 +161,13 @@ class ChoiceLayout:
     def size(self) -> int:
         """Elements of this part of the buffer."""
         return _num_elements(self.shapes)
+
+    def keep_rows(
+        self, packed: Int[Array, "_"], keep: Bool[Array, ""], *, spare_row: int
+    ) -> Int[Array, "_"]:
+        """Return this part of a device buffer so that it samples nothing, unless `keep`."""
+        rows = packed[: self.num_seqs]
+        return packed.at[: self.num_seqs].set(jnp.where(keep, rows, spare_row))
 
     def unpack(self, packed: Int[Array, "_"]) -> ChoiceBatch:
         """Slice this part of a device buffer. Traced inside the compiled program."""
@@ -226,6 +235,7 @@ class BatchLayout:
             "num_prefill_tiles": (),
             "targets": (0 if decode_only else tokens,),
             "any_targets": (),
+            "serial": (),
             **self.choice.shapes,
         }
 
@@ -251,6 +261,7 @@ class BatchLayout:
             ),
             targets=arrays["targets"],
             any_targets=arrays["any_targets"] > 0,
+            serial=arrays["serial"],
         )
 
 

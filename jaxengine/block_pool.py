@@ -1,8 +1,9 @@
 """The blocks of the KV cache: which are free, who holds them, what they remember."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 __all__ = ["Block", "BlockHash", "BlockPool"]
 
@@ -63,27 +64,41 @@ class BlockPool:
         """Return how many requests hold a block."""
         return self._blocks[block_id].ref_count
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int, unwritten: Collection[int] = ()) -> list[int]:
         """Hand out `count` empty blocks, evicting cached contents in order of age.
+
+        Args:
+            count: of blocks.
+            unwritten: blocks that stay, because somebody has still to write to them.
 
         Raises:
             ValueError: fewer are free; check `num_free` first.
         """
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks asked for, {len(self._free)} are free")
+        usable = (block_id for block_id in self._free if block_id not in unwritten)
+        chosen = list(islice(usable, count))
+        if count > len(chosen):
+            raise ValueError(f"{count} blocks asked for, {len(chosen)} are free")
         block_ids = []
-        for _ in range(count):
-            block_id, _ = self._free.popitem(last=False)
+        for block_id in chosen:
+            del self._free[block_id]
             block = self._blocks[block_id]
             self._forget(block)
             block.ref_count = 1
             block_ids.append(block_id)
         return block_ids
 
-    def acquire_cached(self, block_hash: BlockHash, token_ids: tuple[int, ...]) -> int | None:
-        """Take a reference to the block with this content, or return None."""
+    def acquire_cached(
+        self, block_hash: BlockHash, token_ids: tuple[int, ...], unwritten: Collection[int] = ()
+    ) -> int | None:
+        """Take a reference to the block with this content, or return None.
+
+        Args:
+            block_hash: names the content.
+            token_ids: the content.
+            unwritten: blocks that do not have it yet.
+        """
         block = self._by_hash.get(block_hash)
-        if block is None or block.token_ids != token_ids:
+        if block is None or block.token_ids != token_ids or block.block_id in unwritten:
             return None
         if block.ref_count == 0:
             del self._free[block.block_id]

@@ -10,17 +10,17 @@ does. Both give the same tokens.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from jaxengine.config import EngineConfig
 from jaxengine.decode_ahead import schedule_ahead
+from jaxengine.device_interface import ModelRunner, StepHandle
 from jaxengine.errors import EngineDeadError
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.launch_timer import LaunchTimer
-from jaxengine.outputs import ItemLogprobs, RequestOutput
+from jaxengine.outputs import RequestOutput
 from jaxengine.request import Request
 from jaxengine.scheduler import Scheduler
 from jaxengine.scheduler_output import SchedulerOutput
@@ -29,7 +29,7 @@ from jaxengine.step_log import StepRecord
 from jaxengine.step_meter import LaunchedStep, StepMeter
 from jaxengine.step_time import StepTimeModel
 
-__all__ = ["EngineCore", "ModelRunner", "StepHandle"]
+__all__ = ["EngineCore"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,64 +39,25 @@ MAX_FAILURES_IN_A_ROW = 3
 STEP_FAILED = "the engine failed while computing this request"
 
 
-class StepHandle(Protocol):
-    """A step in flight."""
-
-    @property
-    def num_slots(self) -> int:
-        """Token slots that the device computes: the tokens of the step, and what fills up."""
-        ...
-
-    def is_done(self) -> bool:
-        """Whether `result` would not have to wait."""
-        ...
-
-    def result(self) -> Sequence[int]:
-        """Wait for the step; return one token per scheduled request.
-
-        It is meaningless where nothing was sampled.
-        """
-        ...
-
-    def logprobs(self) -> Mapping[int, ItemLogprobs]:
-        """Return those of the scheduled requests, by index, that want them; after `result`."""
-        ...
-
-
-class ModelRunner(Protocol):
-    """What the engine core needs from the device. Implemented by JaxModelRunner and by fakes."""
-
-    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence[StepHandle]:
-        """Launch one step, or several one after the other, without waiting for them.
-
-        `decode_steps` of them are one piece of work for the device.
-
-        Args:
-            outputs: each must be read before the next is asked for. All but the first are
-                decode-only, and hold no request that the first does not.
-        """
-        ...
-
-    def reset(self) -> None:
-        """Start from an empty cache after a failed step."""
-        ...
-
-    @property
-    def compiles_after_ready(self) -> int: ...
-
-
 @dataclass(slots=True)
 class _Step:
     """A scheduled step; `handle` and `launched` are None until it is launched.
 
     Attributes:
         num_together: steps that end with this one, itself included, of those not taken in yet.
+        left_s: seconds that it should take from now on, or from when the device gets to it; None if
+            that is not known.
+        began_s: when the device began it, if others have overtaken it since.
+        overtaken_s: how long these took.
     """
 
     output: SchedulerOutput
     handle: StepHandle | None = None
     launched: LaunchedStep | None = None
     num_together: int = 1
+    left_s: float | None = None
+    began_s: float | None = None
+    overtaken_s: float = 0.0
 
 
 class EngineCore:
@@ -140,6 +101,8 @@ class EngineCore:
         self._launch_timer = LaunchTimer()
         self._records: list[StepRecord] = []
         self._waiting_for = ""
+        self._has_overtakers = False  # somebody has come who should not wait for the step in flight
+        self._num_overtaken = 0
 
     @property
     def config(self) -> EngineConfig:
@@ -162,6 +125,8 @@ class EngineCore:
         Who is added meanwhile joins that.
         """
         now_s = self._clock()
+        if self._has_overtakers:
+            return 0.0
         if self._in_flight:
             predicted_s = self._predict_in_flight()
             if predicted_s is None:
@@ -180,10 +145,14 @@ class EngineCore:
         if not self.has_work:
             self._idle_since_s = None
         self._scheduler.add(request)
+        if self._can_be_overtaken and self._scheduler.may_overtake(
+            request, self._in_flight[0].output
+        ):
+            self._has_overtakers = True
 
     def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
         """Let these weights hold from now on; see TokenEngine.set_tenant_weights."""
-        self._scheduler.tenants.set_weights(weights)
+        self._scheduler.roster.tenants.set_weights(weights)
 
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a request early; its blocks are free at once. Returns its last output, if any."""
@@ -202,13 +171,16 @@ class EngineCore:
         device remembers the last token of every row. A request that turns out to have ended has
         one surplus token in flight, which is dropped.
 
+        Who is owed service and has come since the step in flight began runs before the rest of it,
+        where the device can do that.
+
         Raises:
             EngineDeadError: too many steps failed in a row.
         """
         now_s = self._clock()
         outputs = self._scheduler.expire(now_s)
         try:
-            num_launched = self._launch(now_s)
+            num_launched = 1 if self._overtake(now_s) else self._launch(now_s)
             stay_in_flight = num_launched if self._config.overlap else 0
             while len(self._in_flight) > stay_in_flight:
                 outputs += self._take_in(self._in_flight[0])
@@ -224,28 +196,30 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return a snapshot of all counters and gauges."""
         scheduler, kv, meter = self._scheduler, self._kv, self._meter
+        roster = scheduler.roster
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_preempted=scheduler.num_preempted,
+            num_preempted=roster.num_preempted,
             num_waiting_tokens=scheduler.num_waiting_tokens,
             waiting_for=self._waiting_for if scheduler.num_waiting else "",
-            num_received=scheduler.num_received,
-            tokens_received=scheduler.tokens_received,
-            num_admitted=scheduler.num_admitted,
-            tokens_admitted=scheduler.tokens_admitted,
+            num_received=roster.num_received,
+            tokens_received=roster.tokens_received,
+            num_admitted=roster.num_admitted,
+            tokens_admitted=roster.tokens_admitted,
             num_blocks=kv.num_blocks,
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
             block_size=self._config.block_size,
             prefix_queries=kv.prefix_queries,
             prefix_hits=kv.prefix_hits,
-            prompt_tokens=scheduler.tokens_admitted,
+            prompt_tokens=roster.tokens_admitted,
             generation_tokens=scheduler.generation_tokens,
             draft_tokens=scheduler.speculation.num_drafted,
             accepted_draft_tokens=scheduler.speculation.num_accepted,
-            num_preemptions=scheduler.num_preemptions,
+            num_preemptions=roster.num_preemptions,
             num_steps=meter.num_steps,
+            num_steps_overtaken=self._num_overtaken,
             step_times=tuple(meter.step_times),
             step_time_sum_s=meter.step_time_sum_s,
             num_predicted_steps=meter.num_predicted_steps,
@@ -292,9 +266,44 @@ class EngineCore:
             step = self._in_flight[first + index]
             step.handle = handle
             step.launched = self._launched(step.output, handle, now_s, launched_s)
+            step.left_s = step.launched.predicted_s
             if len(handles) == self._config.decode_steps:
                 step.num_together = len(handles) - index
         return len(handles)
+
+    @property
+    def _can_be_overtaken(self) -> bool:
+        """Whether a step is in flight, the only one, and the device can run others before it."""
+        return self._runner.can_overtake and len(self._in_flight) == 1
+
+    def _overtake(self, now_s: float) -> bool:
+        """Have those run who should not wait for the step in flight; return whether there are any.
+
+        Their step is taken in next, so that its tokens are known before another is scheduled.
+        """
+        if not self._has_overtakers:
+            return False
+        self._has_overtakers = False
+        running = self._in_flight[0]
+        assert running.handle is not None
+        assert running.launched is not None
+        if running.handle.is_done():
+            return False
+        output = self._scheduler.schedule_before(running.output, now_s)
+        if output.is_empty:
+            return False
+        step = _Step(output)
+        self._in_flight.appendleft(step)
+        step.handle, running.handle = self._runner.overtake(running.handle, output)
+        launched_s = self._clock()
+        step.launched = self._launched(output, step.handle, now_s, launched_s)
+        step.left_s = step.launched.predicted_s
+        if running.left_s is not None:
+            running.left_s = max(0.0, running.left_s - (now_s - self._busy_since_s))
+        if running.began_s is None:
+            running.began_s = self._meter.device_start_s(running.launched)
+        self._num_overtaken += 1
+        return True
 
     def _predict_done_s(self) -> float | None:
         """Return when the steps in flight should be done: nobody looks when they are."""
@@ -307,9 +316,9 @@ class EngineCore:
         """Return what all steps in flight should take together; None if that is not known."""
         predicted_s = 0.0
         for step in self._in_flight:
-            if step.launched is None or step.launched.predicted_s is None:
+            if step.left_s is None:
                 return None
-            predicted_s += step.launched.predicted_s
+            predicted_s += step.left_s
         return predicted_s
 
     def _note(self, output: SchedulerOutput) -> SchedulerOutput:
@@ -351,8 +360,16 @@ class EngineCore:
         num_accepted_before = speculation.num_accepted
         outputs = self._scheduler.update(step.output, sampled, now_s)
         num_accepted = speculation.num_accepted - num_accepted_before
-        record = self._meter.finish(step.launched, end_s, num_accepted=num_accepted)
+        record = self._meter.finish(
+            step.launched,
+            end_s,
+            num_accepted=num_accepted,
+            began_s=step.began_s,
+            overtaken_s=step.overtaken_s,
+        )
         self._records.append(record)
+        if len(self._in_flight) > 1 and self._in_flight[1].began_s is not None:
+            self._in_flight[1].overtaken_s += record.duration_s
         if self._step_times is not None:
             self._step_times.observe(step.output.work, record.duration_s)
         if len(self._in_flight) == 1 and self._scheduler.has_requests:

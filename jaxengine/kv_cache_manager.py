@@ -2,6 +2,7 @@
 
 import hashlib
 from array import array
+from collections.abc import Collection
 
 from jaxengine.block_pool import BlockHash, BlockPool
 from jaxengine.request import Request
@@ -67,11 +68,15 @@ class KVCacheManager:
         """Return how many requests hold a block."""
         return self._pool.ref_count(block_id)
 
-    def match_prefix(self, request: Request) -> int:
+    def match_prefix(self, request: Request, unwritten: Collection[int] = ()) -> int:
         """Give a request without blocks the cached blocks of its beginning.
 
         The last token is never matched: its logits are needed, so it must be computed. So are
         those of all tokens whose log-probabilities are wanted.
+
+        Args:
+            request: the request.
+            unwritten: blocks that have not been written when the request reads them.
 
         Returns:
             The number of tokens in those blocks.
@@ -83,8 +88,8 @@ class KVCacheManager:
             return 0
         most = (len(request.token_ids) - 1) // self._block_size
         for index in range(most):
-            block_hash = self._hash(request, index)
-            block_id = self._pool.acquire_cached(block_hash, self._block_tokens(request, index))
+            block_hash, tokens = self._hash(request, index), self._block_tokens(request, index)
+            block_id = self._pool.acquire_cached(block_hash, tokens, unwritten)
             if block_id is None:
                 break
             table.append(block_id)
@@ -95,8 +100,13 @@ class KVCacheManager:
         self.prefix_queries += num_queried
         self.prefix_hits += num_hit
 
-    def reserve(self, request: Request, num_tokens: int) -> bool:
+    def reserve(self, request: Request, num_tokens: int, unwritten: Collection[int] = ()) -> bool:
         """Make sure that the blocks of a request hold its first `num_tokens` tokens.
+
+        Args:
+            request: the request.
+            num_tokens: as many.
+            unwritten: blocks that it must not get, for which there must be as many others free.
 
         Returns:
             False if too few blocks are free; then nothing has changed.
@@ -106,7 +116,7 @@ class KVCacheManager:
             return False
         if needed:
             self._holders.add(request)
-            request.block_ids += self._pool.allocate(needed)
+            request.block_ids += self._pool.allocate(needed, unwritten)
         request.num_slots = len(request.block_ids) * self._block_size
         return True
 

@@ -3,10 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,55 +15,44 @@ from flax import nnx
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from jaxengine.batch import BatchBuilder, PackedStep
+from jaxengine.batch import BatchBuilder
 from jaxengine.batch_layout import BatchLayout
 from jaxengine.buckets import Bucket, buckets_for
 from jaxengine.compile_guard import CompileGuard
 from jaxengine.config import EngineConfig
 from jaxengine.device_mesh import DeviceMesh
+from jaxengine.jax_steps import JaxStep, JaxStepOfMany, Launch, StepResults
 from jaxengine.kv_cache import DeviceState
-from jaxengine.logprobs import read_logprobs
 from jaxengine.models.config import ModelConfig
 from jaxengine.models.decoder import Decoder
-from jaxengine.outputs import ItemLogprobs
 from jaxengine.processes import ProcessGroup, StepOrder
 from jaxengine.program_store import ProgramStore
 from jaxengine.rule_arrays import RuleArrays, RuleLayout
-from jaxengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from jaxengine.scheduler_output import SchedulerOutput
 from jaxengine.step_programs import (
+    Begun,
     Choose,
     Forward,
     Forwarded,
     make_choose,
     make_forward,
+    make_go_on,
     make_steps,
 )
 
-__all__ = ["JaxModelRunner", "StepResults"]
+__all__ = ["JaxModelRunner"]
 
 # Times of an earlier start are taken, at today's pace, if that is off by no more than this factor.
 MOST_PACE_CHANGE = 3.0
+
+MAX_SERIAL = 2**31 - 1
 
 # A compilation has threads of its own, but much of it is done by one.
 COMPILERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
-class StepResults(NamedTuple):
-    """What a step computes for the host; the host fetches only what somebody wants.
-
-    Attributes:
-        sampled: a token for each sequence.
-        logprobs: of these tokens, as in `jaxengine.logprobs`.
-        prompt_logprobs: of the tokens after each packed token.
-    """
-
-    sampled: Int[Array, "S"]
-    logprobs: Int[Array, "S F"]
-    prompt_logprobs: Int[Array, "T F"]
-
-
 class JaxModelRunner:
-    """Runs steps of a decoder on a device, or several; implements engine_core.ModelRunner.
+    """Runs steps of a decoder on a device, or several; implements device_interface.ModelRunner.
 
     Owns: the device state and the compiled programs.
     Never: called by any but the engine thread after `warm_up`.
@@ -76,6 +65,12 @@ class JaxModelRunner:
         state: an empty one; None allocates it.
         group: the processes that run the same steps; None if this is the only one.
         programs_dir: where compiled programs are kept; None keeps none.
+        pause: as of kernels_pallas.native.NativeLibrary, if it serves. Without it no step can
+            overtake another.
+
+    Attributes:
+        skips_padding: the device computes tokens, not buckets.
+        can_overtake: whether there is `overtake`.
     """
 
     def __init__(
@@ -88,13 +83,19 @@ class JaxModelRunner:
         state: DeviceState | None = None,
         group: ProcessGroup | None = None,
         programs_dir: Path | None = None,
+        pause: Callable[[int], None] | None = None,
     ) -> None:
         self._model = model
         self._config = config
         self._num_ahead = config.decode_steps
         self._devices = devices or DeviceMesh(jax.devices()[:1])
         self._group = group
-        self.skips_padding = decoder.stack is not None  # the device computes tokens, not buckets
+        self.skips_padding = decoder.stack is not None
+        self.can_overtake = (
+            pause is not None and group is None and config.decode_steps == 1 and decoder.can_pause
+        )
+        self._pause = pause
+        self._last_serial = 0
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -116,6 +117,12 @@ class JaxModelRunner:
             num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
+        self._nothing_begun: dict[Bucket, Begun] = {}
+        if self.can_overtake:
+            self._nothing_begun = {
+                layout.bucket: Begun.nothing(layout, model.hidden_size)
+                for layout in self._builder.layouts
+            }
         self._store = None
         if programs_dir is not None:
             shapes = jax.eval_shape(lambda x: x, (self._weights, self._state))
@@ -130,12 +137,14 @@ class JaxModelRunner:
     def workspace_bytes(self) -> int:
         """Memory that steps take besides weights and state, known after `warm_up`.
 
-        That of the largest one, and the arrays that steps without rules about tokens share.
+        That of the largest one, and the arrays that steps share which have no rules about tokens,
+        or have not begun.
         """
         programs = (*self._forward.values(), *self._choose.values(), *self._ahead.values())
         analyses = [program.memory_analysis() for program in programs]
         largest: int = max((a.temp_size_in_bytes for a in analyses if a is not None), default=0)
-        shared: int = sum(array.nbytes for array in jax.tree.leaves(self._no_rules))
+        arrays = jax.tree.leaves((self._no_rules, self._nothing_begun))
+        shared: int = sum(array.nbytes for array in arrays)
         return largest + shared
 
     @property
@@ -166,7 +175,9 @@ class JaxModelRunner:
                 for num_seqs, layout in choices.items()
             }
             forwarding = {
-                layout.bucket: pool.submit(self._program, repr(layout), self.lower, layout)
+                layout.bucket: pool.submit(
+                    self._program, self._forward_fact(layout), self.lower, layout
+                )
                 for layout in layouts
             }
             ahead = {
@@ -228,9 +239,12 @@ class JaxModelRunner:
         """Trace one bucket's way through the layers, and lower it to the compiler's input."""
         packed = self._devices.describe(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         state = self._state
-        return jax.jit(self._forward_of(layout), donate_argnums=1).lower(
-            self._weights, state.kv_cache, state.last_token, packed
-        )
+        operands: tuple[Any, ...] = (self._weights, state.kv_cache, state.last_token, packed)
+        program: Callable[..., Any] = self._forward_of(layout)
+        if self.can_overtake:
+            program = make_go_on(self._graph, self._weights_tree, layout)
+            operands += (self._nothing_begun[layout.bucket],)
+        return jax.jit(program, donate_argnums=1).lower(*operands)
 
     def lower_choice(self, layout: BatchLayout) -> jax.stages.Lowered:
         """Trace how tokens are chosen in one bucket, and lower that."""
@@ -267,42 +281,51 @@ class JaxModelRunner:
         choose = make_choose(self._graph, self._weights_tree, layout.choice, native=native)
         return self._devices.spread_choose(choose)
 
-    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence["_JaxStep | _StepOfMany"]:
-        """Launch steps without waiting for them; see engine_core.ModelRunner."""
-        steps: list[tuple[PackedStep, RuleArrays, Sequence[ScheduledRequest]]] = []
+    def execute(self, outputs: Iterable[SchedulerOutput]) -> Sequence[JaxStep | JaxStepOfMany]:
+        """Launch steps without waiting for them; see device_interface.ModelRunner."""
+        launches: list[Launch] = []
         for output in outputs:
             # Who ends on the way leaves a hole in the bucket.
-            layout = steps[0][0].layout if steps else None
-            steps.append((*self._pack(output, layout), output.scheduled))
-        if len(steps) > 1 and len(steps) == self._num_ahead:
-            packed = np.stack([step.packed for step, _, _ in steps])
-            sampled = self._launch_ahead(steps[0][0].layout, packed)
-            return [_StepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(steps)]
-        return [
-            _JaxStep(self._launch(step.layout, step.packed, rules), step, items)
-            for step, rules, items in steps
-        ]
+            launches.append(self._pack(output, launches[0].step.layout if launches else None))
+        if len(launches) > 1 and len(launches) == self._num_ahead:
+            packed = np.stack([step.packed for step, _, _ in launches])
+            sampled = self._launch_ahead(launches[0].step.layout, packed)
+            return [JaxStepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(launches)]
+        return [self._launch(launch) for launch in launches]
+
+    def overtake(self, running: object, output: SchedulerOutput) -> tuple[JaxStep, JaxStep]:
+        """Launch a step to be run before the rest of another; see device_interface.ModelRunner."""
+        assert self._pause is not None
+        assert isinstance(running, JaxStep)
+        first = self._launch(self._pack(output))
+        launch = running.launch
+        self._pause(launch.step.serial)
+        step = launch.step.renumbered(self._next_serial())
+        return first, self._launch(launch._replace(step=step), running.begun)
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.
 
         For measurements only: it leaves other tokens behind than one run would.
         """
-        step, rules = self._pack(output)
-        np.asarray(self._launch(step.layout, step.packed, rules).sampled)  # nothing is in flight
+        launch = self._pack(output)
+        self._launch(launch).result()  # nothing is in flight
         start_s = time.perf_counter()
-        *_, last = (self._launch(step.layout, step.packed, rules) for _ in range(repeats))
-        np.asarray(last.sampled)
+        *_, last = (self._launch(launch) for _ in range(repeats))
+        last.result()
         return (time.perf_counter() - start_s) / repeats
 
-    def _pack(
-        self, output: SchedulerOutput, layout: BatchLayout | None = None
-    ) -> tuple[PackedStep, RuleArrays]:
-        step = self._builder.build(output, layout)
+    def _pack(self, output: SchedulerOutput, layout: BatchLayout | None = None) -> Launch:
+        step = self._builder.build(output, layout, serial=self._next_serial())
         rules = self._no_rules[step.layout.bucket.num_seqs]
         if step.rules:
             rules = self._rule_layout(step.layout.bucket.num_seqs).pack(step.rules, rules)
-        return step, rules
+        return Launch(step, rules, output.scheduled)
+
+    def _next_serial(self) -> int:
+        """Return a number for a step: from 1 on, and then again."""
+        self._last_serial = self._last_serial % MAX_SERIAL + 1
+        return self._last_serial
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""
@@ -328,6 +351,9 @@ class JaxModelRunner:
             return None
         return [time_s * pace for time_s in times_s]
 
+    def _forward_fact(self, layout: BatchLayout) -> str:
+        return f"{layout!r} {'to go on' if self.can_overtake else ''}"
+
     def _choice_fact(self, layout: BatchLayout) -> str:
         rules = jax.eval_shape(lambda x: x, self._no_rules[layout.bucket.num_seqs])
         return repr((layout.choice, rules))
@@ -347,27 +373,37 @@ class JaxModelRunner:
         times_s = []
         for _ in range(repeats):  # the first run of a program has things to set up
             start_s = time.perf_counter()
-            np.asarray(self._run(layout, packed, rules).sampled)
+            np.asarray(self._run(layout, packed, rules)[0].sampled)
             times_s.append(time.perf_counter() - start_s)
         return min(times_s)
 
-    def _launch(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
+    def _launch(self, launch: Launch, begun: Begun | None = None) -> JaxStep:
+        """Start a step, or what is left of one that has begun."""
+        layout, packed, rules = launch.step.layout, launch.step.packed, launch.rules
         if self._group is not None:
             sent = {name: a for name, a in rules._asdict().items() if isinstance(a, np.ndarray)}
             order = StepOrder(self._builder.layouts.index(layout), {"packed": packed, **sent})
             self._group.tell(order)
-        return self._run(layout, packed, rules)
+        results, reached = self._run(layout, packed, rules, begun)
+        return JaxStep(results, launch, reached)
 
-    def _run(self, layout: BatchLayout, packed: np.ndarray, rules: RuleArrays) -> StepResults:
+    def _run(
+        self,
+        layout: BatchLayout,
+        packed: NDArray[np.int32],
+        rules: RuleArrays,
+        begun: Begun | None = None,
+    ) -> tuple[StepResults, Begun | None]:
         last_token = self._state.last_token
-        kv_cache, forwarded, prompt_rows = self._forward[layout.bucket](
-            self._weights, self._state.kv_cache, last_token, packed
-        )
+        operands = [self._weights, self._state.kv_cache, last_token, packed]
+        if self.can_overtake:
+            operands.append(begun or self._nothing_begun[layout.bucket])
+        kv_cache, forwarded, prompt_rows, *reached = self._forward[layout.bucket](*operands)
         last_token, sampled, rows = self._choose[layout.bucket.num_seqs](
             self._weights, last_token, forwarded, rules
         )
         self._state = DeviceState(kv_cache, last_token)
-        return StepResults(sampled, rows, prompt_rows)
+        return StepResults(sampled, rows, prompt_rows), reached[0] if reached else None
 
     def _launch_ahead(self, layout: BatchLayout, packed: NDArray[np.int32]) -> Int[Array, "K S"]:
         """Start several steps, none of which has rules; return their tokens."""
@@ -389,62 +425,3 @@ class JaxModelRunner:
 
     def _rule_layout(self, num_seqs: int) -> RuleLayout:
         return RuleLayout(num_seqs, self._model.vocab_size, self._config.max_model_len)
-
-
-class _JaxStep:
-    """A launched step whose tokens are on their way to the host."""
-
-    def __init__(
-        self, results: StepResults, step: PackedStep, items: Sequence[ScheduledRequest]
-    ) -> None:
-        self._results, self._step, self._items = results, step, items
-        self.num_slots = step.num_slots
-        results.sampled.copy_to_host_async()
-        if step.logprobs:
-            results.logprobs.copy_to_host_async()
-        if step.prompt_logprobs:
-            results.prompt_logprobs.copy_to_host_async()
-
-    def is_done(self) -> bool:
-        # Arrays have it, their type does not tell.
-        return bool(self._results.sampled.is_ready())  # type: ignore[attr-defined]
-
-    def result(self) -> Sequence[int]:
-        token_ids: list[int] = np.asarray(self._results.sampled).tolist()
-        return [token_ids[seq] for seq in self._step.sequences]
-
-    def logprobs(self) -> Mapping[int, ItemLogprobs]:
-        step, found = self._step, {}
-        if step.logprobs:
-            rows = np.asarray(self._results.logprobs)
-            for index in step.logprobs:
-                num_top = self._items[index].request.params.logprobs or 0
-                sampled = read_logprobs(rows[step.sequences[index]], num_top)
-                found[index] = ItemLogprobs(sampled, 0, ())
-        if step.prompt_logprobs:
-            rows = np.asarray(self._results.prompt_logprobs)
-            for index, start, count in step.prompt_logprobs:
-                item = self._items[index]
-                num_top = item.request.params.prompt_logprobs or 0
-                prompt = tuple(read_logprobs(row, num_top) for row in rows[start : start + count])
-                sampled_too = found[index].sampled if index in found else None
-                found[index] = ItemLogprobs(sampled_too, item.first_position + 1, prompt)
-        return found
-
-
-class _StepOfMany:
-    """One of several launched steps whose tokens come to the host together."""
-
-    def __init__(self, sampled: Int[Array, "K S"], index: int, step: PackedStep) -> None:
-        self._sampled, self._index, self._step = sampled, index, step
-        self.num_slots = step.num_slots
-
-    def is_done(self) -> bool:
-        return bool(self._sampled.is_ready())  # type: ignore[attr-defined]
-
-    def result(self) -> Sequence[int]:
-        token_ids: list[int] = np.asarray(self._sampled)[self._index].tolist()
-        return [token_ids[seq] for seq in self._step.sequences]
-
-    def logprobs(self) -> Mapping[int, ItemLogprobs]:
-        return {}

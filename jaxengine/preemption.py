@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from jaxengine.request import Request
 from jaxengine.tenants import Tenant
 
-__all__ = ["goes_first", "may_displace", "pick_displaced", "pick_victim"]
+__all__ = ["goes_first", "is_owed_row", "may_displace", "pick_displaced", "pick_victim"]
 
 
 def goes_first(waiting: Request, begun: Request) -> bool:
@@ -42,13 +42,21 @@ def may_displace(
     waiting: Request, running: Collection[Request], *, fair_rows: Callable[[Tenant], float]
 ) -> bool:
     """Whether `pick_displaced` can find anybody at all; quick, because mostly it cannot."""
-    own = waiting.account
-    if own.num_running + 1 <= max(1.0, fair_rows(own)):
-        others = {request.account for request in running} - {own}
-        if any(account.num_running - 1 >= fair_rows(account) for account in others):
-            return True
-    priority = waiting.priority
+    if is_owed_row(waiting, running, fair_rows=fair_rows):
+        return True
+    priority, own = waiting.priority, waiting.account
     return any(request.priority > priority and request.account is own for request in running)
+
+
+def is_owed_row(
+    waiting: Request, running: Collection[Request], *, fair_rows: Callable[[Tenant], float]
+) -> bool:
+    """Whether a tenant has more rows than its fair share, and that of a waiting request fewer."""
+    own = waiting.account
+    if own.num_running + 1 > max(1.0, fair_rows(own)):
+        return False
+    others = {request.account for request in running} - {own}
+    return any(account.num_running - 1 >= fair_rows(account) for account in others)
 
 
 def pick_displaced(

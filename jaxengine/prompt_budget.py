@@ -2,7 +2,7 @@
 
 from jaxengine.config import EngineConfig
 from jaxengine.step_draft import StepDraft
-from jaxengine.step_time import StepTimeModel
+from jaxengine.step_time import StepTimeModel, StepWork
 
 __all__ = ["PromptBudget"]
 
@@ -42,3 +42,23 @@ class PromptBudget:
         # Prompts move on even if the decodes alone take all the time there is.
         least = 0 if draft.has_prompts else min(self._least, at_most)
         return max(fitting, least)
+
+    def allows_before(self, running: StepWork, draft: StepDraft, num_tokens: int) -> bool:
+        """Whether a prompt may have a step of its own before the rest of one that runs.
+
+        It must fit in the step as a whole, and the requests of the other wait no longer than
+        `target_itl_s` for their tokens.
+
+        Args:
+            running: the step that runs.
+            draft: what runs before it so far.
+            num_tokens: of the prompt.
+        """
+        if num_tokens > draft.budget:
+            return False
+        if self._target_itl_s is None or self._step_times is None:
+            return True
+        left_s = self._target_itl_s - self._step_times.predict(running)
+        return num_tokens <= self._step_times.most_prefill_tokens(
+            left_s, draft.work, first_position=0, at_most=num_tokens
+        )

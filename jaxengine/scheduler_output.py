@@ -80,6 +80,17 @@ class SchedulerOutput:
         """All that the device computes; the scheduled requests first."""
         return self.scheduled + self.padding + self.ended_rows
 
+    def written_blocks(self, block_size: int) -> frozenset[int]:
+        """Return the blocks that it writes to, given how many tokens they hold."""
+        return frozenset(
+            item.block_ids[index]
+            for item in self.items
+            for index in range(
+                item.first_position // block_size,
+                (item.first_position + item.num_new_tokens - 1) // block_size + 1,
+            )
+        )
+
     @property
     def padding_slots(self) -> int:
         return sum(item.num_new_tokens for item in self.padding)

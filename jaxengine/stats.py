@@ -35,6 +35,7 @@ class EngineStats:
             among them that were right.
         num_preemptions: times a request made room for another, as in RequestTiming.
         num_steps: passes of the engine.
+        num_steps_overtaken: times one of them was paused for who should not wait for its rest.
         step_times: count of steps per bucket of STEP_TIME_BUCKETS, last one = beyond.
         step_time_sum_s: time on the device over all steps.
         num_predicted_steps: steps whose time was predicted.
@@ -73,6 +74,7 @@ class EngineStats:
     accepted_draft_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_steps_overtaken: int = 0
     step_times: tuple[int, ...] = field(default=(0,) * (len(STEP_TIME_BUCKETS) + 1))
     step_time_sum_s: float = 0.0
     num_predicted_steps: int = 0

@@ -35,7 +35,8 @@ class StepRecord:
         launched_s: when the device had been given the step.
         device_start_s: when the device could begin it: launched, and the step before it done.
         end_s: when its tokens reached the host.
-        predicted_s: what the cost model said `end_s - device_start_s` would be; None without one.
+        overtaken_s: how long steps took that ran before the rest of this one.
+        predicted_s: what the cost model said `duration_s` would be; None without one.
         num_decodes, num_prefills: requests that got one token as their newest, or a part of
             their prompt (or of what a preemption lost).
         decode_tokens, prefill_tokens: tokens computed for either.
@@ -57,6 +58,7 @@ class StepRecord:
     launched_s: float
     device_start_s: float
     end_s: float
+    overtaken_s: float = 0.0
     predicted_s: float | None
     num_decodes: int
     num_prefills: int
@@ -78,7 +80,7 @@ class StepRecord:
     @property
     def duration_s(self) -> float:
         """Time on the device."""
-        return self.end_s - self.device_start_s
+        return self.end_s - self.device_start_s - self.overtaken_s
 
 
 class StepLog:

@@ -53,17 +53,27 @@ class StepMeter:
         """Return when the device could begin a step that finishes now: steps run in order."""
         return max(step.launched_s, self._last_end_s)
 
-    def finish(self, step: LaunchedStep, end_s: float, *, num_accepted: int = 0) -> StepRecord:
+    def finish(
+        self,
+        step: LaunchedStep,
+        end_s: float,
+        *,
+        num_accepted: int = 0,
+        began_s: float | None = None,
+        overtaken_s: float = 0.0,
+    ) -> StepRecord:
         """Count a step whose tokens are here, and return its record.
 
         Args:
             step: as it was launched.
             end_s: when its tokens reached the host.
             num_accepted: of its drafts.
+            began_s: when the device began it, if others have overtaken it since.
+            overtaken_s: how long these took.
         """
         output = step.output
-        device_start_s = self.device_start_s(step)
-        duration_s = end_s - device_start_s
+        device_start_s = self.device_start_s(step) if began_s is None else began_s
+        duration_s = end_s - device_start_s - overtaken_s
         padded = step.num_slots - output.num_tokens - output.wasted_slots
         self.iteration_tokens[bisect_left(ITERATION_TOKEN_BUCKETS, output.num_tokens)] += 1
         self.iteration_tokens_sum += output.num_tokens
@@ -91,6 +101,7 @@ class StepMeter:
             launched_s=step.launched_s,
             device_start_s=device_start_s,
             end_s=end_s,
+            overtaken_s=overtaken_s,
             predicted_s=step.predicted_s,
             num_decodes=num_decodes,
             num_prefills=len(shares) - num_decodes,

@@ -3,7 +3,9 @@
 Two, since the second depends on the number of sequences only: there are fewer of these than
 buckets, and what few requests ask for makes it the larger part of what has to be compiled.
 
-Several steps of decodes can be one program, in which the first's tokens go into the second.
+Several steps of decodes can be one program, in which the first's tokens go into the second. And
+where the device can pause a step, the way through the layers is a program that goes on from any of
+them (docs/decisions/0031).
 
 Letters: K steps, T packed tokens, S sequences, R rows, D model, F as in jaxengine.logprobs.
 """
@@ -18,14 +20,25 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxengine.batch import pick_token_ids
-from jaxengine.batch_layout import BatchLayout, ChoiceLayout
+from jaxengine.batch_layout import BatchLayout, ChoiceLayout, ScheduledBatch
 from jaxengine.logprobs import NUM_FIELDS, prompt_logprobs
-from jaxengine.models.decoder import Decoder
+from jaxengine.models.decoder import Decoder, Partway
 from jaxengine.next_token import next_tokens
 from jaxengine.rule_arrays import RuleArrays
 from kernels_pallas.kv_cache import KVCache
 
-__all__ = ["Choose", "Forward", "Forwarded", "Weights", "make_choose", "make_forward", "make_steps"]
+__all__ = [
+    "Begun",
+    "Choose",
+    "Forward",
+    "Forwarded",
+    "GoOn",
+    "Weights",
+    "make_choose",
+    "make_forward",
+    "make_go_on",
+    "make_steps",
+]
 
 
 class Forwarded(NamedTuple):
@@ -42,10 +55,33 @@ class Forwarded(NamedTuple):
     packed: Int[Array, "_"]
 
 
+class Begun(NamedTuple):
+    """Where a step stands that can be paused. A pytree of device arrays.
+
+    Attributes:
+        partway: in the layers.
+        pending: as in Forwarded, which the device no longer knows after other steps.
+    """
+
+    partway: Partway
+    pending: Int[Array, "S"]
+
+    @classmethod
+    def nothing(cls, layout: BatchLayout, width: int) -> "Begun":
+        """Return where a step of a bucket stands before its first layer; `width` of the stream."""
+        stream = jnp.zeros((layout.bucket.num_tokens, width), jnp.float32)
+        pending = jnp.zeros(layout.bucket.num_seqs, jnp.int32)
+        return cls(Partway(stream, jnp.int32(0)), pending)
+
+
 type Weights = list[Array]
 type Forward = Callable[
     [Weights, KVCache, Int[Array, "R"], Int[Array, "_"]],
     tuple[KVCache, Forwarded, Int[Array, "T F"]],
+]
+type GoOn = Callable[
+    [Weights, KVCache, Int[Array, "R"], Int[Array, "_"], Begun],
+    tuple[KVCache, Forwarded, Int[Array, "T F"], Begun],
 ]
 type Choose = Callable[
     [Weights, Int[Array, "R"], Forwarded, RuleArrays],
@@ -83,25 +119,78 @@ def make_forward(
             num_slots=batch.num_slots,
             decode_only=layout.bucket.decode_only,
         )
-        ends_S = batch.sample_indices
-        forwarded = Forwarded(
-            hidden=hidden_TD[ends_S],
-            pending=jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1),
-            packed=packed[-layout.choice.size :],
-        )
-        nothing = jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32)
-        if not nothing.size:
-            return kv_cache, forwarded, nothing
-        logprobs_TF = lax.cond(
-            batch.any_targets,
-            lambda: prompt_logprobs(
-                hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
-            ),
-            lambda: nothing,
-        )
-        return kv_cache, forwarded, logprobs_TF
+        pending_S = _pending(batch, token_ids_T)
+        forwarded = Forwarded(hidden_TD[batch.sample_indices], pending_S, _choice(layout, packed))
+        return kv_cache, forwarded, _prompt_logprobs(decoder, layout, batch, hidden_TD)
 
     return forward
+
+
+def make_go_on(
+    graph: nnx.GraphDef[Decoder], tree: jax.tree_util.PyTreeDef, layout: BatchLayout
+) -> GoOn:
+    """Return one bucket's way through the layers that are left; as `make_forward` does.
+
+    If the step is paused, it chooses and remembers no tokens: what is forwarded wants none.
+    """
+
+    def go_on(
+        weights: Weights,
+        kv_cache: KVCache,
+        last_token: Int[Array, "R"],
+        packed: Int[Array, "_"],
+        begun: Begun,
+    ) -> tuple[KVCache, Forwarded, Int[Array, "T F"], Begun]:
+        decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
+        batch = layout.unpack(packed)
+        token_ids_T = pick_token_ids(batch.token_ids, last_token)
+        begins = begun.partway.layer == 0
+        pending_S = jnp.where(begins, _pending(batch, token_ids_T), begun.pending)
+        partway, kv_cache = decoder.go_on(
+            begun.partway,
+            token_ids_T,
+            batch.positions,
+            kv_cache,
+            batch.attention,
+            num_slots=batch.num_slots,
+            serial=batch.serial,
+        )
+        is_over = partway.layer == decoder.config.num_layers
+        hidden_TD = partway.stream
+        spare_row = last_token.shape[0] - 1
+        choice = layout.choice.keep_rows(_choice(layout, packed), is_over, spare_row=spare_row)
+        forwarded = Forwarded(hidden_TD[batch.sample_indices], pending_S, choice)
+        batch = batch._replace(any_targets=batch.any_targets & is_over)
+        logprobs_TF = _prompt_logprobs(decoder, layout, batch, hidden_TD)
+        return kv_cache, forwarded, logprobs_TF, Begun(partway, pending_S)
+
+    return go_on
+
+
+def _pending(batch: ScheduledBatch, token_ids_T: Int[Array, "T"]) -> Int[Array, "S"]:
+    ends_S = batch.sample_indices
+    return jnp.where(batch.token_ids[ends_S] < 0, token_ids_T[ends_S], -1)
+
+
+def _choice(layout: BatchLayout, packed: Int[Array, "_"]) -> Int[Array, "_"]:
+    return packed[-layout.choice.size :]
+
+
+def _prompt_logprobs(
+    decoder: Decoder, layout: BatchLayout, batch: ScheduledBatch, hidden_TD: Float[Array, "T D"]
+) -> Int[Array, "T F"]:
+    """Return those of the tokens that are targets, if there are some."""
+    nothing = jnp.zeros((*batch.targets.shape, NUM_FIELDS), jnp.int32)
+    if not nothing.size:
+        return nothing
+    logprobs_TF: Int[Array, "T F"] = lax.cond(
+        batch.any_targets,
+        lambda: prompt_logprobs(
+            hidden_TD, batch.targets, decoder.logits, chunk=layout.bucket.num_seqs
+        ),
+        lambda: nothing,
+    )
+    return logprobs_TF
 
 
 def make_choose(

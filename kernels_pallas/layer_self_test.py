@@ -112,13 +112,13 @@ def find_layer_fault(
         num_slots = jnp.int32((after - before).sum() + 1)
         computed_of: dict[Halves, jax.Array] = {}
         for name in HALVES:
-            computed_of[name], cache = run(
+            computed_of[name], cache, _ = run(
                 x, attention, mlp, rope, cache, batch, num_slots, halves=name
             )
         if is_plain:
-            whole, cache = run(x, attention, mlp, rope, cache, batch, num_slots)
+            whole, cache, _ = run(x, attention, mlp, rope, cache, batch, num_slots)
             attended = computed_of["attention"]
-            in_halves, cache = run(
+            in_halves, cache, _ = run(
                 attended, attention, mlp, rope, cache, batch, num_slots, halves="mlp"
             )
             if (whole != in_halves).any():

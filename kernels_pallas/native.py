@@ -14,8 +14,10 @@ Inside a (block, K or V, head) the order is that of the products' right operands
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,14 @@ from kernels_pallas.projection import (
 )
 from kernels_pallas.work_plan import AttentionBatch
 
-__all__ = ["HEAD_MULTIPLE", "load", "new_kv_cache", "ragged_paged_attention", "write_kv"]
+__all__ = [
+    "HEAD_MULTIPLE",
+    "NativeLibrary",
+    "load",
+    "new_kv_cache",
+    "ragged_paged_attention",
+    "write_kv",
+]
 
 WRITE_KV = "headrace_write_kv"
 RAGGED_PAGED_ATTENTION = "headrace_ragged_paged_attention"
@@ -54,13 +63,23 @@ FUNCTIONS = (
 HEAD_MULTIPLE = 32
 
 
-@cache
-def load(library: Path) -> str:
-    """Make the functions of a compiled library known to XLA, for good; one library a process.
+class NativeLibrary(NamedTuple):
+    """A library that is loaded.
 
-    Returns:
-        The instructions that its products of bfloat16 run on.
+    Attributes:
+        instructions: what its products of bfloat16 run on.
+        pause: has the layers of the step with a serial number (`native_layer`) end behind the one
+            at hand, or behind the first if they have not begun. Any thread may call it; a step that
+            is over, or that another has been called for since, does not mind.
     """
+
+    instructions: str
+    pause: Callable[[int], None]
+
+
+@cache
+def load(library: Path) -> NativeLibrary:
+    """Make the functions of a compiled library known to XLA, for good; one library a process."""
     functions = ctypes.CDLL(str(library.absolute()))
     for name in FUNCTIONS:
         jax.ffi.register_ffi_target(
@@ -68,7 +87,9 @@ def load(library: Path) -> str:
         )
     functions.headrace_instructions.restype = ctypes.c_char_p
     instructions: bytes = functions.headrace_instructions()
-    return instructions.decode()
+    functions.headrace_pause.argtypes = (ctypes.c_int32,)
+    functions.headrace_pause.restype = None
+    return NativeLibrary(instructions.decode(), functions.headrace_pause)
 
 
 def new_kv_cache(

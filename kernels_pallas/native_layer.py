@@ -80,6 +80,7 @@ def run_layers(
     num_slots: Int[Array, ""],
     *,
     layers: Int[Array, "2"],
+    serial: Int[Array, ""] | None = None,
     halves: Halves = "both",
     eps: float,
     scale: float,
@@ -87,7 +88,7 @@ def run_layers(
     soft_cap: float | None,
     is_gelu: bool,
     adds: bool,
-) -> tuple[Float[Array, "T D"], KVCache]:
+) -> tuple[Float[Array, "T D"], KVCache, Int[Array, ""]]:
     """Run layers one after the other; write K and V into the cache, in place.
 
     The first half of a layer is norm, attention and its output product, the second norm, gate, up
@@ -103,7 +104,9 @@ def run_layers(
         batch: where the tokens belong.
         num_slots: how many of the T are computed, at least those of the batch. What the others
             hold is finite.
-        layers: the first that is run, and the one behind the last.
+        layers: the first that is run, and the one behind the last; equal for none.
+        serial: number of the step, with which `native.pause` can have the call end behind the layer
+            at hand; it cannot be paused without, or with 0.
         halves: what is run of them.
         eps: of the norms.
         scale: as of ragged_paged_attention.
@@ -112,6 +115,9 @@ def run_layers(
         is_gelu: the gate is a GELU, by tanh, instead of a SiLU.
         adds: return the sum with x, in its place where XLA allows it, instead of what a half gives;
             always so for more than one half.
+
+    Returns:
+        What was computed, the cache, and the layer behind the last that was run.
     """
     if not adds and halves == "both":
         raise ValueError("layers are run in halves where their results are not added")
@@ -129,6 +135,7 @@ def run_layers(
         batch.seq_lens,
         batch.block_tables,
         layers.astype(jnp.int32),
+        jnp.zeros((), jnp.int32) if serial is None else serial,
         attention.norm,
         *_operands(attention.qkv),
         _or_none(attention.qkv_bias),
@@ -142,16 +149,17 @@ def run_layers(
     results = [
         jax.ShapeDtypeStruct((num_tokens, width), jnp.float32),
         jax.ShapeDtypeStruct(kv_cache.data.shape, kv_cache.data.dtype),
+        jax.ShapeDtypeStruct((), jnp.int32),
     ]
     aliases = {1: 1}
     if adds:
         aliases[0] = 0
     if kv_cache.scales is not None:
-        aliases[len(operands)] = 2
+        aliases[len(operands)] = 3
         operands.append(kv_cache.scales)
         results.append(jax.ShapeDtypeStruct(kv_cache.scales.shape, kv_cache.scales.dtype))
     call = jax.ffi.ffi_call(LAYERS, results, input_output_aliases=aliases)
-    out_TD, data, *scales = call(
+    out_TD, data, reached, *scales = call(
         *operands,
         dtype=kv_cache.dtype,
         halves=np.int64(HALVES[halves]),
@@ -164,7 +172,8 @@ def run_layers(
         is_gelu=is_gelu,
         adds=adds,
     )
-    return out_TD, KVCache(data, scales[0] if scales else None, kv_cache.dtype, kv_cache.kernel)
+    kv_cache = KVCache(data, scales[0] if scales else None, kv_cache.dtype, kv_cache.kernel)
+    return out_TD, kv_cache, reached
 
 
 def _operands(weights: PackedWeights) -> tuple[Array, Array, Array]:

@@ -228,7 +228,7 @@ def find_int8_fault() -> str | None:
 def main(library: str) -> None:
     """Test a library; the exit code is WRONG_ANSWER if it has a fault."""
     jax.config.update("jax_platforms", "cpu")
-    instructions = native.load(Path(library))
+    instructions = native.load(Path(library)).instructions
     found = [find_fault(dtype) for dtype in get_args(KVCacheDtype)]
     found.append(find_fault("float32", sliding_window=WINDOW, soft_cap=SOFT_CAP))
     found += [find_int8_fault(), find_layer_fault("int8", is_plain=False)]

@@ -1,6 +1,7 @@
 """The attention kernels that work on this machine, ready to run."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 
@@ -26,6 +27,12 @@ def ready_kernel(wanted: WantedKernel = "auto") -> AttentionKernel:
     if choice.library is not None:
         native.load(choice.library)
     return choice.kernel
+
+
+def ready_pause(kernel: AttentionKernel) -> Callable[[int], None] | None:
+    """Return what pauses a step (kernels_pallas.native) where that kernel serves."""
+    choice = _native_choice() if kernel == "native" else None
+    return None if choice is None or choice.library is None else native.load(choice.library).pause
 
 
 def can_project() -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
 from jaxengine.buckets import buckets_for
@@ -110,6 +111,8 @@ class FakeModelRunner:
         lost: ids of the requests that were in flight whenever the cache was emptied.
         num_padded_tokens: what each step says it padded.
         num_resets: how often the cache was emptied.
+        num_overtaken: how often a step was run before the rest of another.
+        is_slow: whether steps are not done before somebody waits for them.
     """
 
     def __init__(
@@ -127,6 +130,8 @@ class FakeModelRunner:
         self.requests: dict[str, Request] = {}
         self.num_padded_tokens = num_padded_tokens
         self.num_resets = 0
+        self.num_overtaken = 0
+        self.is_slow = False
         self.num_results = 0
         self.lost: set[str] = set()
         self._in_flight: list[int] = []  # steps launched, whose tokens nobody has seen
@@ -159,10 +164,37 @@ class FakeModelRunner:
             self._fail()
         self._check_budgets(output)
         self.requests |= {item.request.request_id: item.request for item in output.scheduled}
-        self._write(output.items)
         num_slots = output.num_tokens + output.wasted_slots + self.num_padded_tokens
-        sampled = [self._compute(item) for item in output.items][: len(output.scheduled)]
-        return _FakeStep(self, index, num_slots, sampled)
+        slots, last_token = dict(self._slots), dict(self._last_token)
+        sampled = self._run(output)
+        return _FakeStep(self, index, num_slots, sampled, output, slots, last_token)
+
+    @property
+    def can_overtake(self) -> bool:
+        return self._config.decode_steps == 1
+
+    def overtake(
+        self, running: "_FakeStep", output: SchedulerOutput
+    ) -> tuple["_FakeStep", "_FakeStep"]:
+        """Take back what the running step wrote, run the other one, and then the first again.
+
+        So whoever reads what is not written yet, or writes what will be written again, is found.
+        """
+        self._require(self._in_flight == [running.index], "it is not the only step in flight")
+        self._slots, self._last_token = dict(running.slots), dict(running.last_token)
+        items = running.output.scheduled
+        # What it began with is not read again.
+        pending = {i.row: self._last_token[i.row] for i in items if i.last_is_pending}
+        self._in_flight.clear()
+        step = self.execute_one(output)
+        self._in_flight.append(running.index)
+        memory = self._last_token
+        self._last_token = {**memory, **pending}
+        sampled = self._run(running.output)
+        rows = [item.row for item in items if item.samples]
+        self._last_token = {**memory, **{row: self._last_token[row] for row in rows}}
+        self.num_overtaken += 1
+        return step, replace(running, sampled=sampled)
 
     def reset(self) -> None:
         self.lost |= {name for index in self._in_flight for name, _ in self.steps[index]}
@@ -252,6 +284,10 @@ class FakeModelRunner:
         num_slots = num_tokens + output.wasted_slots
         self._require(num_slots <= limit, f"{num_slots} tokens in a step")
 
+    def _run(self, output: SchedulerOutput) -> list[int]:
+        self._write(output.items)
+        return [self._compute(item) for item in output.items][: len(output.scheduled)]
+
     def _write(self, items: Sequence[ScheduledRequest]) -> None:
         """Write K and V of all tokens, before any of them attends."""
         written: set[int] = set()
@@ -319,22 +355,27 @@ class FakeModelRunner:
         return found
 
 
+@dataclass(frozen=True)
 class _FakeStep:
-    """A launched step."""
+    """A launched step.
 
-    def __init__(
-        self, runner: FakeModelRunner, index: int, num_slots: int, sampled: list[int]
-    ) -> None:
-        self.num_slots = num_slots
-        self._runner = runner
-        self._index = index
-        self._sampled = sampled
+    Attributes:
+        slots, last_token: what there was before it.
+    """
+
+    runner: FakeModelRunner
+    index: int
+    num_slots: int
+    sampled: list[int]
+    output: SchedulerOutput
+    slots: dict[int, _Written]
+    last_token: dict[int, int]
 
     def is_done(self) -> bool:
-        return self._runner.may_hand_out()
+        return self.runner.may_hand_out() and not self.runner.is_slow
 
     def result(self) -> list[int]:
-        return self._runner.hand_out(self._index, self._sampled)
+        return self.runner.hand_out(self.index, self.sampled)
 
     def logprobs(self) -> dict[int, ItemLogprobs]:
         return {}

@@ -1,7 +1,7 @@
 """Host time of the prefix cache's bookkeeping: the engine's own scheduler without a device."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from jaxengine.config import EngineConfig
@@ -50,15 +50,15 @@ class _TimedCache(KVCacheManager):
         self.seconds = 0.0
         self._clock = clock
 
-    def match_prefix(self, request: Request) -> int:
+    def match_prefix(self, request: Request, unwritten: Collection[int] = ()) -> int:
         start_s = self._clock()
-        found = super().match_prefix(request)
+        found = super().match_prefix(request, unwritten)
         self.seconds += self._clock() - start_s
         return found
 
-    def reserve(self, request: Request, num_tokens: int) -> bool:
+    def reserve(self, request: Request, num_tokens: int, unwritten: Collection[int] = ()) -> bool:
         start_s = self._clock()
-        found = super().reserve(request, num_tokens)
+        found = super().reserve(request, num_tokens, unwritten)
         self.seconds += self._clock() - start_s
         return found
 

@@ -26,14 +26,14 @@ from jaxengine.models.layers import (
     rope_frequencies,
     rope_tables,
 )
-from jaxengine.models.packed_layers import run_packed_layers
+from jaxengine.models.packed_layers import can_pause, run_packed_layers
 from jaxengine.models.sharding import join_vocabulary, look_up
 from kernels_pallas import fp8
 from kernels_pallas.group_codes import CodeBits
 from kernels_pallas.kv_cache import KVCache
 from kernels_pallas.work_plan import AttentionBatch
 
-__all__ = ["NO_CODES", "Decoder", "MatrixCodes"]
+__all__ = ["NO_CODES", "Decoder", "MatrixCodes", "Partway"]
 
 DTYPES: Mapping[Quantization, DTypeLike] = {"int8": jnp.int8, "fp8": fp8.DTYPE}
 
@@ -51,6 +51,18 @@ class MatrixCodes(NamedTuple):
 
 
 NO_CODES = MatrixCodes()
+
+
+class Partway(NamedTuple):
+    """A step between two layers. A pytree of device arrays.
+
+    Attributes:
+        stream: the residual stream; of no use before the first layer.
+        layer: the layer that comes next; that behind the last if all have been run.
+    """
+
+    stream: Float[Array, "T D"]
+    layer: Int[Array, ""]
 
 
 class Decoder(nnx.Module):
@@ -134,11 +146,7 @@ class Decoder(nnx.Module):
             Hidden states before the final norm, and the cache with this step's K and V.
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
-        x_TD = look_up(self.embedding[...], token_ids_T, self.config)
-        if self.config.is_gemma2:
-            # Rounded as the weights are, which Gemma was trained with.
-            scale = jnp.asarray(self.config.hidden_size**0.5, self.embedding[...].dtype)
-            x_TD = x_TD * scale.astype(jnp.float32)
+        x_TD = self._embed(token_ids_T)
         windows = self.config.windows
         if self.stack is None:
             for index, layer in enumerate(self.layers):
@@ -148,9 +156,64 @@ class Decoder(nnx.Module):
                     graph, weights, x_TD, rope, kv_cache, batch, number, windows[index], decode_only
                 )
             return x_TD, kv_cache
-        return run_packed_layers(
+        x_TD, kv_cache, _ = run_packed_layers(
             self.stack, self.config, x_TD, rope, kv_cache, batch, num_slots=num_slots
         )
+        return x_TD, kv_cache
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether there is `go_on`."""
+        return self.stack is not None and can_pause(self.config)
+
+    def go_on(
+        self,
+        begun: Partway,
+        token_ids_T: Int[Array, "T"],
+        positions_T: Int[Array, "T"],
+        kv_cache: KVCache,
+        batch: AttentionBatch,
+        *,
+        num_slots: Int[Array, ""],
+        serial: Int[Array, ""],
+    ) -> tuple[Partway, KVCache]:
+        """Run the layers that are left of a step, until it is paused.
+
+        Args:
+            begun: where it stands.
+            token_ids_T: as of a call, like all others, and those with which it has begun.
+            positions_T: likewise.
+            kv_cache: likewise; others may have written to blocks that are not of this step.
+            batch: likewise.
+            num_slots: likewise.
+            serial: number of the step for `kernels_pallas.native.pause`; a new one each time.
+
+        Returns:
+            Where it stands now, and the cache.
+        """
+        assert self.stack is not None  # can_pause
+        rope = rope_tables(positions_T, rope_frequencies(self.config))
+        x_TD = jnp.where(begun.layer == 0, self._embed(token_ids_T), begun.stream)
+        x_TD, kv_cache, layer = run_packed_layers(
+            self.stack,
+            self.config,
+            x_TD,
+            rope,
+            kv_cache,
+            batch,
+            num_slots=num_slots,
+            begins=begun.layer,
+            serial=serial,
+        )
+        return Partway(x_TD, layer), kv_cache
+
+    def _embed(self, token_ids_T: Int[Array, "T"]) -> Float[Array, "T D"]:
+        x_TD = look_up(self.embedding[...], token_ids_T, self.config)
+        if self.config.is_gemma2:
+            # Rounded as the weights are, which Gemma was trained with.
+            scale = jnp.asarray(self.config.hidden_size**0.5, self.embedding[...].dtype)
+            x_TD = x_TD * scale.astype(jnp.float32)
+        return x_TD
 
     def logits(
         self, x_SD: Float[Array, "S D"], *, wanted_S: Bool[Array, "S"] | None = None

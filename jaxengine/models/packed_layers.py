@@ -28,7 +28,7 @@ from kernels_pallas.native_layer import (
 )
 from kernels_pallas.work_plan import AttentionBatch
 
-__all__ = ["run_packed_layers"]
+__all__ = ["can_pause", "run_packed_layers"]
 
 type Carried = tuple[Float[Array, "T D"], KVCache]
 
@@ -42,8 +42,10 @@ def run_packed_layers(
     batch: AttentionBatch,
     *,
     num_slots: Int[Array, ""] | None,
-) -> Carried:
-    """Run all layers over the packed tokens.
+    begins: Int[Array, ""] | None = None,
+    serial: Int[Array, ""] | None = None,
+) -> tuple[Float[Array, "T D"], KVCache, Int[Array, ""]]:
+    """Run all layers over the packed tokens, or those that are left of a step.
 
     Args:
         stack: a layer whose parameters are those of all, with an axis for layers in front.
@@ -53,10 +55,14 @@ def run_packed_layers(
         kv_cache: of the native kernel.
         batch: where the tokens belong.
         num_slots: as of Decoder.
+        begins: the first layer to run, if not that of the model; where `can_pause` allows it.
+        serial: as of kernels_pallas.native_layer.run_layers; likewise.
 
     Returns:
-        The residual stream behind the last layer, and the cache with this step's K and V.
+        The residual stream behind the last layer that was run, the cache with this step's K and V,
+        and the layer that comes next.
     """
+    assert (begins is None and serial is None) or can_pause(config)
     attention = AttentionWeights(
         norm=stack.input_norm.scale[...],
         qkv=_packed(stack.attention.qkv_proj),
@@ -88,7 +94,7 @@ def run_packed_layers(
 
     def run(
         x_TD: Array, kv_cache: KVCache, window: int | None, layers: Array, halves: Halves = "both"
-    ) -> Carried:
+    ) -> tuple[Array, KVCache, Array]:
         return run_layers(
             x_TD,
             attention,
@@ -98,6 +104,7 @@ def run_packed_layers(
             batch,
             num_slots,
             layers=layers,
+            serial=serial,
             halves=halves,
             eps=eps,
             scale=config.attention_scale,
@@ -110,21 +117,27 @@ def run_packed_layers(
     def run_in_halves(window: int | None, layer: Int[Array, ""], carried: Carried) -> Carried:
         x_TD, kv_cache = carried
         layers = layer + jnp.arange(2)
-        attended_TD, kv_cache = run(x_TD, kv_cache, window, layers, "attention")
+        attended_TD, kv_cache, _ = run(x_TD, kv_cache, window, layers, "attention")
         x_TD = add(x_TD, attended_TD, stack.attended_norm, layer)
-        mlp_TD, kv_cache = run(x_TD, kv_cache, window, layers, "mlp")
+        mlp_TD, kv_cache, _ = run(x_TD, kv_cache, window, layers, "mlp")
         return add(x_TD, mlp_TD, stack.mlp_norm, layer), kv_cache
 
-    first = 0
+    first, reached = 0, jnp.int32(config.num_layers)
     for window, some in itertools.groupby(config.windows):
         end = first + len(list(some))
         if adds:
-            x_TD, kv_cache = run(x_TD, kv_cache, window, jnp.array([first, end]))
+            layers = jnp.stack([jnp.int32(first) if begins is None else begins, jnp.int32(end)])
+            x_TD, kv_cache, reached = run(x_TD, kv_cache, window, layers)
         else:
             body = partial(run_in_halves, window)
             x_TD, kv_cache = lax.fori_loop(first, end, body, (x_TD, kv_cache))
         first = end
-    return x_TD, kv_cache
+    return x_TD, kv_cache, reached
+
+
+def can_pause(config: ModelConfig) -> bool:
+    """Whether a step can end between two layers, and go on later: all layers are one call."""
+    return config.num_shards == 1 and not config.is_gemma2 and len(set(config.windows)) == 1
 
 
 def _packed(linear: Linear) -> PackedWeights:

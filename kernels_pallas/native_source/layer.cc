@@ -2,9 +2,11 @@
 // each in XLA, and a meeting of its threads, and so do calls that come one after the other. Here
 // layers are one call, whose phases hand over what they have computed while it is in the caches.
 //
-// Only so many slots are computed as are asked for, not the whole bucket.
+// Only so many slots are computed as are asked for, not the whole bucket. And a call that has begun
+// can be asked to end behind the layer at hand: another goes on with the rest of them.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -29,6 +31,9 @@ constexpr int64_t WORK_PER_THREAD = 500000;
 
 // What is run of a layer, as the attribute `halves` has it.
 constexpr int64_t ATTENTION = 1, MLP = 2;
+
+// The serial number of the step that should pause; no step has 0.
+std::atomic<int32_t> pausing{0};
 
 // The row of a layer in the parameters of all, [layers, ...]; null if there are none.
 const float* of_layer(const FloatBuffer& all, int64_t layer) {
@@ -270,6 +275,7 @@ void run_layers(Call& call) {
   const auto starts = call.operand<IntBuffer>(), lengths = call.operand<IntBuffer>();
   const auto tables = call.operand<IntBuffer>();
   const auto which = call.operand<IntBuffer>();  // the first layer, and the one behind the last
+  const int32_t serial = call.operand<IntBuffer>().typed_data()[0];
   const AttentionParameters attention{call.operand<FloatBuffer>(), matrices_of(call),
                                       call.operand<FloatBuffer>(), call.operand<FloatBuffer>(),
                                       call.operand<FloatBuffer>(), matrices_of(call)};
@@ -278,13 +284,14 @@ void run_layers(Call& call) {
   const auto scales = call.last_operand();
   const auto out = call.result<FloatBuffer>();
   check_in_place(data, call.result<ffi::AnyBuffer>());
+  int32_t& reached = call.result<IntBuffer>().typed_data()[0];
   const auto halves = call.attribute<int64_t>("halves");
   const auto adds = call.attribute<bool>("adds");
   const Cache cache = cache_of(data, scales, call.attribute<std::string_view>("dtype"), 0,
                                call.attribute<int64_t>("head_dim"));
   const int64_t num_layers = attention.norm.dimensions()[0];
   const int64_t first = which.typed_data()[0], end = which.typed_data()[1];
-  if (first < 0 || first >= end || end > num_layers)
+  if (first < 0 || first > end || end > num_layers)
     throw wrong_operands("there are no weights for these layers");
   const auto shape = x.dimensions();
   const int64_t tokens = std::min<int64_t>(num_slots.typed_data()[0], shape[0]), width = shape[1];
@@ -329,8 +336,11 @@ void run_layers(Call& call) {
       if (halves & ATTENTION) attention_half.add(phases, memory, layer, mlp_first, failure);
       const auto next_first = attention_half.first(memory, layer + 1);
       if (halves & MLP) mlp_half.add(phases, memory, layer, next_first);
+      if (serial != 0 && layer + 1 < end)
+        phases.may_end(layer + 1, [=] { return pausing.load() == serial; });
     }
     phases.run(call.pool, work / WORK_PER_THREAD + 1);
+    reached = phases.ended_at().value_or(end);
     if (failure.lacks_memory) throw lacking_memory();
   });
 }
@@ -341,5 +351,7 @@ void run_layers(Call& call) {
 #pragma GCC visibility push(default)
 
 HEADRACE_CALL(headrace_layers, headrace::run_layers);
+
+extern "C" void headrace_pause(int32_t serial) { headrace::pausing = serial; }
 
 #pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -195,12 +196,26 @@ class Phases {
     });
   }
 
+  // Lets the run end behind the last phase that was added, if `wanted` says so by then. Such a place
+  // is called by its number.
+  void may_end(int64_t place, std::function<bool()> wanted) {
+    job_->phases.back()->place = place;
+    job_->phases.back()->ends = std::move(wanted);
+  }
+
+  // Where the run has ended, if not behind the last phase.
+  std::optional<int64_t> ended_at() const {
+    const int64_t place = job_->ended_at;
+    return place == NO_PLACE ? std::nullopt : std::optional(place);
+  }
+
   // Runs all of them, in up to `workers` threads. What is thrown meanwhile ends the process: others
   // would go on with what the caller takes away.
   void run(xla::ffi::ThreadPool& pool, int64_t workers) noexcept;
 
  private:
   static constexpr int64_t MOST_RANGES = 64;
+  static constexpr int64_t NO_PLACE = -1;
 
   struct alignas(64) Range {
     std::atomic<int64_t> next{0};
@@ -238,6 +253,8 @@ class Phases {
     const int64_t total;
     const Work work;
     std::vector<Range> ranges;
+    int64_t place = NO_PLACE;
+    std::function<bool()> ends;
     alignas(64) std::atomic<int64_t> done{0};
 
     Phase(int64_t total, Work work) : total(total), work(std::move(work)) {}
@@ -247,6 +264,7 @@ class Phases {
     std::vector<std::unique_ptr<Phase>> phases;
     std::mutex mutex;
     std::condition_variable finished;
+    std::atomic<int64_t> ended_at{NO_PLACE};
 
     // Who comes late finds nothing left of the first phases, and touches only the job there.
     void take_part() {
@@ -256,12 +274,15 @@ class Phases {
         const int64_t task = tasks.take();
         if (task != NO_TASK) {
           const int64_t done = phase->work(tasks, task);
+          // Before the phase counts as done, so that all threads see the same.
+          if (phase->ends && phase->ends()) ended_at = phase->place;
           if (phase->done.fetch_add(done) + done == phase->total) {
             const std::lock_guard<std::mutex> lock(mutex);
             finished.notify_all();
           }
         }
         wait_for(*phase);
+        if (phase->ends && ended_at != NO_PLACE) return;
       }
     }
 

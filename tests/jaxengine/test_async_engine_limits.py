@@ -59,7 +59,7 @@ async def test_weights_reach_the_scheduler(start: Start):
     engine, _ = start()
     engine.set_tenant_weights({"heavy": 3.0})
     await read(ask(engine, tenant="heavy"))
-    tenants = engine._core._scheduler.tenants
+    tenants = engine._core._scheduler.roster.tenants
     assert tenants.arrive("heavy", first_waiting=None).weight == 3.0
 
 

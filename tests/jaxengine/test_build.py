@@ -18,6 +18,7 @@ from jaxengine.models.loader import load_decoder
 from jaxengine.sampling_params import SamplingParams
 from jaxengine.token_engine import TokenRequest
 from kernels_pallas.choice import KernelChoice, KernelUnavailable
+from kernels_pallas.native import NativeLibrary
 
 MIB = 1 << 20
 # A block of 16 tokens: K and V, 2 layers, 2 heads padded to 64 elements, bf16.
@@ -269,7 +270,7 @@ def test_weights_of_eight_bits_are_packed_where_there_is_code_for_them(library, 
     """Whatever the instructions for bfloat16; and they are counted as they are."""
     choice = KernelChoice("reference", "for this test", library, can_project=False)
     monkeypatch.setattr(build, "choose_kernel", lambda wanted, **facts: choice)
-    monkeypatch.setattr(build.native, "load", lambda library: None)
+    monkeypatch.setattr(build.native, "load", lambda library: NativeLibrary("none", print))
     asked = []
 
     def load(model, checkpoint, **options):
@@ -315,7 +316,7 @@ def planned(monkeypatch):
     """What is planned with a library whose threads keep four megabytes; then loading fails."""
     choice = KernelChoice("reference", "for this test", Path("library.so"))
     monkeypatch.setattr(build, "choose_kernel", lambda wanted, **facts: choice)
-    monkeypatch.setattr(build.native, "load", lambda library: None)
+    monkeypatch.setattr(build.native, "load", lambda library: NativeLibrary("none", print))
     monkeypatch.setattr(build, "scratch_bytes", lambda *_, packed: 4 * MIB)
     configs = []
 

@@ -157,7 +157,7 @@ def test_a_shared_beginning_is_not_computed_again():
     assert request.num_cached_tokens == 16
     assert [o.num_cached_tokens for o in loop.update(output)] == [0, 16]
     assert (loop.kv.prefix_queries, loop.kv.prefix_hits) == (34, 16)
-    assert loop.scheduler.tokens_admitted == 34
+    assert loop.scheduler.roster.tokens_admitted == 34
 
 
 def test_two_requests_that_arrive_together_share_their_beginning():

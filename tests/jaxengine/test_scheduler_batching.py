@@ -113,7 +113,7 @@ def test_a_batch_takes_as_many_as_the_cache_holds_at_their_longest(batching):
     while "c" not in (given := loop.step()):
         assert set(given) == {"a", "b"}
     assert given == {"c": 10, "d": 10}
-    assert loop.scheduler.num_preemptions == 0
+    assert loop.scheduler.roster.num_preemptions == 0
 
 
 @modes

@@ -84,7 +84,7 @@ def test_a_deadline_ends_a_preempted_request_whose_token_is_in_flight():
     assert ends(loop.expire(50.0)) == [("b", FinishReason.DEADLINE)]
     assert [o.request_id for o in loop.update(first)] == ["a"]
     assert [o.request_id for o in loop.update(second)] == ["a"]
-    assert loop.scheduler.num_preempted == 0
+    assert loop.scheduler.roster.num_preempted == 0
 
 
 def test_a_request_whose_both_limits_passed_unnoticed_ends_once():

@@ -46,7 +46,7 @@ class Tenants:
             self.loop.update(output)
 
     def num_waiting(self, tenant: str) -> int:
-        waiting = self.loop.scheduler._waiting
+        waiting = self.loop.scheduler.roster.waiting
         return sum(request.tenant == tenant for request in waiting)
 
 

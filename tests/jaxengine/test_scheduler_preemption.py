@@ -30,7 +30,7 @@ def test_the_request_admitted_last_gives_way():
         RequestStatus.PREEMPTED,
     ]
     assert (c.row, c.num_computed_tokens, c.num_preemptions) == (None, 0, 1)
-    assert loop.scheduler.num_preemptions == 1
+    assert loop.scheduler.roster.num_preemptions == 1
 
 
 def test_a_request_that_needs_blocks_and_is_last_itself_gives_way():
@@ -133,7 +133,7 @@ def test_a_resumed_request_finds_its_own_blocks_if_nobody_took_them():
     assert loop.step() == {"b": 1}
     assert b.num_cached_tokens == 0  # of the prompt, at its first admission
     assert (loop.kv.prefix_queries, loop.kv.prefix_hits) == (32, 0)
-    assert loop.scheduler.tokens_admitted == 32
+    assert loop.scheduler.roster.tokens_admitted == 32
 
 
 def test_the_time_in_the_queue_ends_with_the_first_admission():
@@ -255,4 +255,4 @@ def test_the_oldest_request_is_never_preempted():
     while requests[0].num_output_tokens < 19:
         loop.step()
     assert requests[0].num_preemptions == 0
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.roster.num_preemptions > 0
