@@ -291,8 +291,8 @@ class _WatchedRunner:
         return False
 
     def overtake(
-        self, running: StepHandle, output: SchedulerOutput
-    ) -> tuple[StepHandle, StepHandle]:
+        self, running: Sequence[StepHandle], output: SchedulerOutput
+    ) -> tuple[StepHandle, Sequence[StepHandle]]:
         raise NotImplementedError
 
     def _watch(self, output: SchedulerOutput) -> SchedulerOutput:

@@ -67,8 +67,8 @@ class _PacedRunner:
         return False
 
     def overtake(
-        self, running: object, output: SchedulerOutput
-    ) -> tuple["_PacedStep", "_PacedStep"]:
+        self, running: Sequence[object], output: SchedulerOutput
+    ) -> tuple["_PacedStep", Sequence["_PacedStep"]]:
         raise NotImplementedError
 
     def reset(self) -> None:

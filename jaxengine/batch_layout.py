@@ -121,7 +121,7 @@ class ScheduledBatch(NamedTuple):
         targets: prompt token after each token, where its log-probability is wanted, else -1; of
             no use (and without elements) where every sequence has one token.
         any_targets: whether some sequence wants those of prompt tokens at all.
-        serial: number of the step, where it can be paused; as of Decoder.go_on.
+        serial: number of the step, as of Decoder.go_on; 0 where it cannot be paused.
     """
 
     token_ids: Int[Array, "T"]

@@ -273,7 +273,7 @@ def build_engine(
         state=None if state is None else state.result(),
         group=group,
         programs_dir=programs_dir,
-        pause=None if attention.library is None else native.load(attention.library).pause,
+        library=None if attention.library is None else native.load(attention.library),
     )
     runner.warm_up(progress=compile_progress)
     limits = EngineLimits(

@@ -53,16 +53,16 @@ class ModelRunner(Protocol):
         ...
 
     def overtake(
-        self, running: StepHandle, output: SchedulerOutput
-    ) -> tuple[StepHandle, StepHandle]:
-        """Launch a step to be run before the rest of another one, as soon as that can be paused.
+        self, running: Sequence[StepHandle], output: SchedulerOutput
+    ) -> tuple[StepHandle, Sequence[StepHandle]]:
+        """Launch a step to be run before the rest of others, as soon as these can be paused.
 
         Args:
-            running: the other, the only one in flight.
-            output: the step; it neither reads nor writes what the rest writes.
+            running: the others, one or two: all that are in flight.
+            output: the step; it neither reads nor writes what they write.
 
         Returns:
-            The step, and what takes the place of the other; its tokens are what they would be.
+            The step, and what takes the places of the others. Their tokens are what they would be.
         """
         ...
 

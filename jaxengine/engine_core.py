@@ -36,6 +36,12 @@ logger = logging.getLogger(__name__)
 # Steps that may fail one after the other before the engine gives up.
 MAX_FAILURES_IN_A_ROW = 3
 
+# While a step runs and the next is launched, whoever comes may still overtake both. So a step that
+# takes long is not waited for, but looked at from time to time, the nearer its end the sooner.
+WORTH_LOOKING_S = 0.005
+SOONEST_LOOK_S = 0.00025
+LATEST_LOOK_S = 0.002
+
 STEP_FAILED = "the engine failed while computing this request"
 
 
@@ -127,6 +133,8 @@ class EngineCore:
         now_s = self._clock()
         if self._has_overtakers:
             return 0.0
+        if self._is_next_launched:
+            return self._seconds_to_look(now_s)
         if self._in_flight:
             predicted_s = self._predict_in_flight()
             if predicted_s is None:
@@ -145,10 +153,11 @@ class EngineCore:
         if not self.has_work:
             self._idle_since_s = None
         self._scheduler.add(request)
-        if self._can_be_overtaken and self._scheduler.may_overtake(
-            request, self._in_flight[0].output
-        ):
-            self._has_overtakers = True
+        self._has_overtakers |= (
+            self._runner.can_overtake
+            and bool(self._in_flight)
+            and self._scheduler.may_overtake(request, self.steps_in_flight)
+        )
 
     def set_tenant_weights(self, weights: Mapping[str, float]) -> None:
         """Let these weights hold from now on; see TokenEngine.set_tenant_weights."""
@@ -171,8 +180,8 @@ class EngineCore:
         device remembers the last token of every row. A request that turns out to have ended has
         one surplus token in flight, which is dropped.
 
-        Who is owed service and has come since the step in flight began runs before the rest of it,
-        where the device can do that.
+        Who is owed service and comes while steps are in flight runs before the rest of them, where
+        the device can do that. So nobody waits here for a step that has long to go.
 
         Raises:
             EngineDeadError: too many steps failed in a row.
@@ -180,11 +189,7 @@ class EngineCore:
         now_s = self._clock()
         outputs = self._scheduler.expire(now_s)
         try:
-            num_launched = 1 if self._overtake(now_s) else self._launch(now_s)
-            stay_in_flight = num_launched if self._config.overlap else 0
-            while len(self._in_flight) > stay_in_flight:
-                outputs += self._take_in(self._in_flight[0])
-                self._in_flight.popleft()
+            outputs += self._let_overtake(now_s) or self._go_on(now_s)
         except Exception as error:
             outputs += self._recover(error)
         return outputs
@@ -272,38 +277,67 @@ class EngineCore:
         return len(handles)
 
     @property
-    def _can_be_overtaken(self) -> bool:
-        """Whether a step is in flight, the only one, and the device can run others before it."""
-        return self._runner.can_overtake and len(self._in_flight) == 1
+    def _is_next_launched(self) -> bool:
+        """Whether the next step is launched, and the one before it has not been waited for."""
+        return self._runner.can_overtake and len(self._in_flight) > 1
 
-    def _overtake(self, now_s: float) -> bool:
-        """Have those run who should not wait for the step in flight; return whether there are any.
+    def _seconds_to_look(self, now_s: float) -> float:
+        """Return when to look again whether the step that runs is done; 0: wait for it."""
+        left_s = self._in_flight[0].left_s
+        if left_s is None or left_s < WORTH_LOOKING_S or self._is_first_done():
+            return 0.0
+        end_s = self._busy_since_s + left_s
+        return min(max((end_s - now_s) / 2, SOONEST_LOOK_S), LATEST_LOOK_S)
 
-        Their step is taken in next, so that its tokens are known before another is scheduled.
+    def _go_on(self, now_s: float) -> list[RequestOutput]:
+        """Launch the next step, unless it is, and take in what is due."""
+        num_launched = 1 if self._is_next_launched else self._launch(now_s)
+        if self._is_next_launched and self._seconds_to_look(self._clock()):
+            return []
+        return self._take_in_all_but(num_launched if self._config.overlap else 0)
+
+    def _let_overtake(self, now_s: float) -> list[RequestOutput]:
+        """Have those run who should not wait for the steps in flight; return what that brings.
+
+        Their step is taken in at once, so that its tokens are known before another is scheduled.
         """
         if not self._has_overtakers:
-            return False
+            return []
         self._has_overtakers = False
-        running = self._in_flight[0]
-        assert running.handle is not None
-        assert running.launched is not None
-        if running.handle.is_done():
-            return False
-        output = self._scheduler.schedule_before(running.output, now_s)
-        if output.is_empty:
-            return False
+        outputs: list[RequestOutput] = []
+        while self._in_flight and self._is_first_done():
+            outputs += self._take_in_all_but(len(self._in_flight) - 1)
+        running = list(self._in_flight)
+        output = self._scheduler.schedule_before(self.steps_in_flight, now_s) if running else None
+        if output is None or output.is_empty:
+            return outputs
         step = _Step(output)
         self._in_flight.appendleft(step)
-        step.handle, running.handle = self._runner.overtake(running.handle, output)
-        launched_s = self._clock()
-        step.launched = self._launched(output, step.handle, now_s, launched_s)
+        handles = [step.handle for step in running if step.handle is not None]
+        step.handle, rests = self._runner.overtake(handles, output)
+        for overtaken, rest in zip(running, rests, strict=True):
+            overtaken.handle = rest
+        step.launched = self._launched(output, step.handle, now_s, self._clock())
         step.left_s = step.launched.predicted_s
-        if running.left_s is not None:
-            running.left_s = max(0.0, running.left_s - (now_s - self._busy_since_s))
-        if running.began_s is None:
-            running.began_s = self._meter.device_start_s(running.launched)
+        first = running[0]
+        if first.left_s is not None:
+            first.left_s = max(0.0, first.left_s - (now_s - self._busy_since_s))
+        if first.began_s is None and first.launched is not None:
+            first.began_s = self._meter.device_start_s(first.launched)
         self._num_overtaken += 1
-        return True
+        return outputs + self._take_in_all_but(len(running))
+
+    def _is_first_done(self) -> bool:
+        handle = self._in_flight[0].handle
+        return handle is not None and handle.is_done()
+
+    def _take_in_all_but(self, num_steps: int) -> list[RequestOutput]:
+        """Wait for the oldest steps in flight, until only so many are left."""
+        outputs: list[RequestOutput] = []
+        while len(self._in_flight) > num_steps:
+            outputs += self._take_in(self._in_flight[0])
+            self._in_flight.popleft()
+        return outputs
 
     def _predict_done_s(self) -> float | None:
         """Return when the steps in flight should be done: nobody looks when they are."""

@@ -39,13 +39,12 @@ from jaxengine.step_programs import (
     make_go_on,
     make_steps,
 )
+from kernels_pallas.native import NativeLibrary
 
 __all__ = ["JaxModelRunner"]
 
 # Times of an earlier start are taken, at today's pace, if that is off by no more than this factor.
 MOST_PACE_CHANGE = 3.0
-
-MAX_SERIAL = 2**31 - 1
 
 # A compilation has threads of its own, but much of it is done by one.
 COMPILERS = max(2, min(8, (os.cpu_count() or 1) // 2))
@@ -65,8 +64,7 @@ class JaxModelRunner:
         state: an empty one; None allocates it.
         group: the processes that run the same steps; None if this is the only one.
         programs_dir: where compiled programs are kept; None keeps none.
-        pause: as of kernels_pallas.native.NativeLibrary, if it serves. Without it no step can
-            overtake another.
+        library: if it serves. Without it no step can overtake another.
 
     Attributes:
         skips_padding: the device computes tokens, not buckets.
@@ -83,7 +81,7 @@ class JaxModelRunner:
         state: DeviceState | None = None,
         group: ProcessGroup | None = None,
         programs_dir: Path | None = None,
-        pause: Callable[[int], None] | None = None,
+        library: NativeLibrary | None = None,
     ) -> None:
         self._model = model
         self._config = config
@@ -92,10 +90,9 @@ class JaxModelRunner:
         self._group = group
         self.skips_padding = decoder.stack is not None
         self.can_overtake = (
-            pause is not None and group is None and config.decode_steps == 1 and decoder.can_pause
+            library is not None and group is None and config.decode_steps == 1 and decoder.can_pause
         )
-        self._pause = pause
-        self._last_serial = 0
+        self._library = library
         self._graph, weights = nnx.split(decoder)
         self._weights, self._weights_tree = jax.tree.flatten(weights)
         self._builder = BatchBuilder(
@@ -293,15 +290,21 @@ class JaxModelRunner:
             return [JaxStepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(launches)]
         return [self._launch(launch) for launch in launches]
 
-    def overtake(self, running: object, output: SchedulerOutput) -> tuple[JaxStep, JaxStep]:
-        """Launch a step to be run before the rest of another; see device_interface.ModelRunner."""
-        assert self._pause is not None
-        assert isinstance(running, JaxStep)
+    def overtake(
+        self, running: Sequence[object], output: SchedulerOutput
+    ) -> tuple[JaxStep, list[JaxStep]]:
+        """Launch a step to be run before the rest of others; see device_interface.ModelRunner."""
+        assert self._library is not None
+        steps = [step for step in running if isinstance(step, JaxStep)]
         first = self._launch(self._pack(output))
+        serials = [step.launch.step.serial for step in steps]
+        self._library.pause(serials[0], serials[-1])
+        return first, [self._launch_rest(step) for step in steps]
+
+    def _launch_rest(self, running: JaxStep) -> JaxStep:
         launch = running.launch
-        self._pause(launch.step.serial)
         step = launch.step.renumbered(self._next_serial())
-        return first, self._launch(launch._replace(step=step), running.begun)
+        return self._launch(launch._replace(step=step), running.begun)
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.
@@ -323,9 +326,8 @@ class JaxModelRunner:
         return Launch(step, rules, output.scheduled)
 
     def _next_serial(self) -> int:
-        """Return a number for a step: from 1 on, and then again."""
-        self._last_serial = self._last_serial % MAX_SERIAL + 1
-        return self._last_serial
+        """Return a number for a step that can be paused, 0 if none can."""
+        return next(self._library.serials) if self._library is not None else 0
 
     def reset(self) -> None:
         """Start from an empty cache; the old one may be lost with the failed step."""

@@ -11,7 +11,8 @@ overtaken only by those that come within a bounded time after it, and nothing st
 tenants, the one that has had the least service comes first (see `tenants`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from jaxengine.batching import ClosedBatch
 from jaxengine.config import EngineConfig
@@ -121,15 +122,15 @@ class Scheduler:
         self.speculation.add_drafts(draft)
         return draft.output(num_preempted=self.roster.num_preemptions - preemptions_before)
 
-    def schedule_before(self, running: SchedulerOutput, now_s: float) -> SchedulerOutput:
-        """Choose who should not wait for the rest of a step that runs, for a step before it.
+    def schedule_before(self, running: Sequence[SchedulerOutput], now_s: float) -> SchedulerOutput:
+        """Choose who should not wait for the rest of steps in flight, for a step before that.
 
-        Those are newcomers that `may_overtake`, with all of their prompts. The blocks that the
-        running step has still to write, whose they ever are by now, they neither read nor get.
+        Those are newcomers that `may_overtake`, with all of their prompts. The blocks that are
+        still to be written, whose they ever are by now, they neither read nor get.
         """
         draft = StepDraft(self._config.scheduled_tokens_limit)
         preemptions_before = self.roster.num_preemptions
-        unwritten = running.written_blocks(self._config.block_size)
+        unwritten = self._written_blocks(running)
         while (head := self.roster.waiting.head()) is not None:
             if not self.may_overtake(head, running, draft):
                 break
@@ -140,28 +141,30 @@ class Scheduler:
         return draft.output(num_preempted=self.roster.num_preemptions - preemptions_before)
 
     def may_overtake(
-        self, request: Request, running: SchedulerOutput, draft: StepDraft | None = None
+        self,
+        request: Request,
+        running: Sequence[SchedulerOutput],
+        draft: StepDraft | None = None,
     ) -> bool:
-        """Whether a request should run before the rest of a step, all in a step of its own.
+        """Whether a request should run before the rest of steps in flight, in a step of its own.
 
         It has not run yet, its tenant has fewer rows than are its fair share, for which others have
         more, its prompt fits in a step, in time as well, and blocks are free for it.
 
         Args:
             request: one that waits.
-            running: the step.
-            draft: what runs before the step already, if there is something.
+            running: these, the first to end first.
+            draft: what runs before them already, if there is something.
         """
         num_tokens = request.num_tokens
-        unwritten = running.written_blocks(self._config.block_size)
         return (
             self._batch is None
             and request.first_scheduled_time_s is None
             and self.roster.is_owed_row(request)
             and self._prompt_budget.allows_before(
-                running.work, draft or StepDraft(self._config.scheduled_tokens_limit), num_tokens
+                running[0].work, draft or StepDraft(self._config.scheduled_tokens_limit), num_tokens
             )
-            and self.roster.has_blocks_for(request, besides=len(unwritten))
+            and self.roster.has_blocks_for(request, besides=len(self._written_blocks(running)))
         )
 
     def update(
@@ -226,6 +229,10 @@ class Scheduler:
         self.roster.check_integrity()
 
     # One step.
+
+    def _written_blocks(self, steps: Iterable[SchedulerOutput]) -> frozenset[int]:
+        block_size = self._config.block_size
+        return frozenset(chain.from_iterable(step.written_blocks(block_size) for step in steps))
 
     def _schedule_decodes(self, draft: StepDraft) -> list[Request]:
         """Give a token to each running request that needs just one.

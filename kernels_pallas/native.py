@@ -14,8 +14,9 @@ Inside a (block, K or V, head) the order is that of the products' right operands
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,13 +69,15 @@ class NativeLibrary(NamedTuple):
 
     Attributes:
         instructions: what its products of bfloat16 run on.
-        pause: has the layers of the step with a serial number (`native_layer`) end behind the one
-            at hand, or behind the first if they have not begun. Any thread may call it; a step that
-            is over, or that another has been called for since, does not mind.
+        pause: has the layers of the two steps with these serial numbers (`native_layer`), 0 for
+            none, end behind the one at hand, or before the first. It holds for these two until
+            others are named; a step that is over does not mind. Any thread may call it.
+        serials: numbers for steps, each used once in a process, or so long ago that nobody knows.
     """
 
     instructions: str
-    pause: Callable[[int], None]
+    pause: Callable[[int, int], None]
+    serials: Iterator[int]
 
 
 @cache
@@ -87,9 +90,10 @@ def load(library: Path) -> NativeLibrary:
         )
     functions.headrace_instructions.restype = ctypes.c_char_p
     instructions: bytes = functions.headrace_instructions()
-    functions.headrace_pause.argtypes = (ctypes.c_int32,)
+    functions.headrace_pause.argtypes = (ctypes.c_int32, ctypes.c_int32)
     functions.headrace_pause.restype = None
-    return NativeLibrary(instructions.decode(), functions.headrace_pause)
+    serials = (number % (2**31 - 1) + 1 for number in count())
+    return NativeLibrary(instructions.decode(), functions.headrace_pause, serials)
 
 
 def new_kv_cache(

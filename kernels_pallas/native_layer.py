@@ -105,8 +105,8 @@ def run_layers(
         num_slots: how many of the T are computed, at least those of the batch. What the others
             hold is finite.
         layers: the first that is run, and the one behind the last; equal for none.
-        serial: number of the step, with which `native.pause` can have the call end behind the layer
-            at hand; it cannot be paused without, or with 0.
+        serial: number of the step, with which `NativeLibrary.pause` has the call end behind the
+            layer at hand; it cannot be paused without, or with 0.
         halves: what is run of them.
         eps: of the norms.
         scale: as of ragged_paged_attention.

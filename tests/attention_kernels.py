@@ -1,7 +1,6 @@
 """The attention kernels that work on this machine, ready to run."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 
@@ -9,6 +8,7 @@ from jaxengine.weights.source import cache_dir
 from kernels_pallas import native
 from kernels_pallas.choice import KernelChoice, KernelUnavailable, choose_kernel, kernels_dir
 from kernels_pallas.kernel_names import AttentionKernel, WantedKernel
+from kernels_pallas.native import NativeLibrary
 
 
 @functools.cache
@@ -29,10 +29,10 @@ def ready_kernel(wanted: WantedKernel = "auto") -> AttentionKernel:
     return choice.kernel
 
 
-def ready_pause(kernel: AttentionKernel) -> Callable[[int], None] | None:
-    """Return what pauses a step (kernels_pallas.native) where that kernel serves."""
+def ready_library(kernel: AttentionKernel) -> NativeLibrary | None:
+    """Return the native library where that kernel serves."""
     choice = _native_choice() if kernel == "native" else None
-    return None if choice is None or choice.library is None else native.load(choice.library).pause
+    return None if choice is None or choice.library is None else native.load(choice.library)
 
 
 def can_project() -> bool:

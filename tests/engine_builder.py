@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from attention_kernels import can_project, ready_kernel, ready_pause
+from attention_kernels import can_project, ready_kernel, ready_library
 from compile_cache import use_compile_cache
 from golden_model import default_model_files, tiny_model_files
 from jaxengine.config import EngineConfig, Quantization
@@ -370,8 +370,8 @@ def warm_runner(
 ) -> WarmRunner:
     """Compile every bucket."""
     use_compile_cache()
-    pause = ready_pause(config.attention_kernel)
-    runner = JaxModelRunner(decoder, model, config, pause=pause)
+    library = ready_library(config.attention_kernel)
+    runner = JaxModelRunner(decoder, model, config, library=library)
     runner.warm_up(progress=progress)
     return WarmRunner(runner, model, config)
 

@@ -174,27 +174,33 @@ class FakeModelRunner:
         return self._config.decode_steps == 1
 
     def overtake(
-        self, running: "_FakeStep", output: SchedulerOutput
-    ) -> tuple["_FakeStep", "_FakeStep"]:
-        """Take back what the running step wrote, run the other one, and then the first again.
+        self, running: Sequence["_FakeStep"], output: SchedulerOutput
+    ) -> tuple["_FakeStep", list["_FakeStep"]]:
+        """Take back what the running steps wrote, run the other one, and then these again.
 
         So whoever reads what is not written yet, or writes what will be written again, is found.
         """
-        self._require(self._in_flight == [running.index], "it is not the only step in flight")
-        self._slots, self._last_token = dict(running.slots), dict(running.last_token)
-        items = running.output.scheduled
-        # What it began with is not read again.
-        pending = {i.row: self._last_token[i.row] for i in items if i.last_is_pending}
+        indices = [step.index for step in running]
+        self._require(self._in_flight == indices, "they are not all that is in flight")
+        self._slots, self._last_token = dict(running[0].slots), dict(running[0].last_token)
         self._in_flight.clear()
         step = self.execute_one(output)
-        self._in_flight.append(running.index)
-        memory = self._last_token
+        self._in_flight += indices
+        self.num_overtaken += 1
+        rests = [self._go_on(running[0], begun=True)]
+        rests += [self._go_on(rest, begun=False) for rest in running[1:]]
+        return step, rests
+
+    def _go_on(self, step: "_FakeStep", *, begun: bool) -> "_FakeStep":
+        """Run a step again; what one had begun with is not read again."""
+        slots, memory = dict(self._slots), self._last_token
+        items = step.output.scheduled
+        pending = {i.row: step.last_token[i.row] for i in items if i.last_is_pending and begun}
         self._last_token = {**memory, **pending}
-        sampled = self._run(running.output)
+        sampled = self._run(step.output)
         rows = [item.row for item in items if item.samples]
         self._last_token = {**memory, **{row: self._last_token[row] for row in rows}}
-        self.num_overtaken += 1
-        return step, replace(running, sampled=sampled)
+        return replace(step, sampled=sampled, slots=slots, last_token={**memory, **pending})
 
     def reset(self) -> None:
         self.lost |= {name for index in self._in_flight for name, _ in self.steps[index]}

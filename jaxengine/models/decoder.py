@@ -186,7 +186,7 @@ class Decoder(nnx.Module):
             kv_cache: likewise; others may have written to blocks that are not of this step.
             batch: likewise.
             num_slots: likewise.
-            serial: number of the step for `kernels_pallas.native.pause`; a new one each time.
+            serial: of kernels_pallas.native.NativeLibrary, a new one each time.
 
         Returns:
             Where it stands now, and the cache.

@@ -32,8 +32,13 @@ constexpr int64_t WORK_PER_THREAD = 500000;
 // What is run of a layer, as the attribute `halves` has it.
 constexpr int64_t ATTENTION = 1, MLP = 2;
 
-// The serial number of the step that should pause; no step has 0.
-std::atomic<int32_t> pausing{0};
+// The steps that should pause, by their serial numbers; no step has 0.
+struct Pausing {
+  int32_t first, second;
+
+  bool contains(int32_t serial) const { return serial == first || serial == second; }
+};
+std::atomic<Pausing> pausing{{0, 0}};
 
 // The row of a layer in the parameters of all, [layers, ...]; null if there are none.
 const float* of_layer(const FloatBuffer& all, int64_t layer) {
@@ -300,6 +305,10 @@ void run_layers(Call& call) {
   float* to = out.typed_data();
   if (adds && to != x.typed_data()) std::memcpy(to, x.typed_data(), x.size_bytes());
   if (!adds) std::memset(to, 0, x.size_bytes());  // padding is finite
+  if (serial != 0 && pausing.load().contains(serial)) {
+    reached = first;
+    return;
+  }
   const Stream stream{
       adds ? to : x.typed_data(), to, tokens, width, call.attribute<float>("eps"), adds};
 
@@ -337,7 +346,7 @@ void run_layers(Call& call) {
       const auto next_first = attention_half.first(memory, layer + 1);
       if (halves & MLP) mlp_half.add(phases, memory, layer, next_first);
       if (serial != 0 && layer + 1 < end)
-        phases.may_end(layer + 1, [=] { return pausing.load() == serial; });
+        phases.may_end(layer + 1, [=] { return pausing.load().contains(serial); });
     }
     phases.run(call.pool, work / WORK_PER_THREAD + 1);
     reached = phases.ended_at().value_or(end);
@@ -352,6 +361,8 @@ void run_layers(Call& call) {
 
 HEADRACE_CALL(headrace_layers, headrace::run_layers);
 
-extern "C" void headrace_pause(int32_t serial) { headrace::pausing = serial; }
+extern "C" void headrace_pause(int32_t first, int32_t second) {
+  headrace::pausing = {first, second};
+}
 
 #pragma GCC visibility pop

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -270,7 +271,7 @@ def test_weights_of_eight_bits_are_packed_where_there_is_code_for_them(library, 
     """Whatever the instructions for bfloat16; and they are counted as they are."""
     choice = KernelChoice("reference", "for this test", library, can_project=False)
     monkeypatch.setattr(build, "choose_kernel", lambda wanted, **facts: choice)
-    monkeypatch.setattr(build.native, "load", lambda library: NativeLibrary("none", print))
+    monkeypatch.setattr(build.native, "load", lambda library: NativeLibrary("none", print, count()))
     asked = []
 
     def load(model, checkpoint, **options):
@@ -316,7 +317,7 @@ def planned(monkeypatch):
     """What is planned with a library whose threads keep four megabytes; then loading fails."""
     choice = KernelChoice("reference", "for this test", Path("library.so"))
     monkeypatch.setattr(build, "choose_kernel", lambda wanted, **facts: choice)
-    monkeypatch.setattr(build.native, "load", lambda library: NativeLibrary("none", print))
+    monkeypatch.setattr(build.native, "load", lambda library: NativeLibrary("none", print, count()))
     monkeypatch.setattr(build, "scratch_bytes", lambda *_, packed: 4 * MIB)
     configs = []
 
