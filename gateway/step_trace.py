@@ -68,6 +68,7 @@ def _engine_events(record: StepRecord, origin_s: float) -> Iterator[Event]:
             "slots": record.num_slots,
             "wasted_slots": record.wasted_slots,
             "real_ms": round(record.duration_s * 1e3, 3),
+            "overtaken_ms": round(record.overtaken_s * 1e3, 3),
             "predicted_ms": None if predicted_ms is None else round(predicted_ms, 3),
         },
     )

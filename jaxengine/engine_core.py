@@ -134,7 +134,7 @@ class EngineCore:
         if self._has_overtakers:
             return 0.0
         if self._is_next_launched:
-            return self._seconds_to_look(now_s)
+            return self._seconds_to_look()
         if self._in_flight:
             predicted_s = self._predict_in_flight()
             if predicted_s is None:
@@ -281,18 +281,18 @@ class EngineCore:
         """Whether the next step is launched, and the one before it has not been waited for."""
         return self._runner.can_overtake and len(self._in_flight) > 1
 
-    def _seconds_to_look(self, now_s: float) -> float:
+    def _seconds_to_look(self) -> float:
         """Return when to look again whether the step that runs is done; 0: wait for it."""
         left_s = self._in_flight[0].left_s
         if left_s is None or left_s < WORTH_LOOKING_S or self._is_first_done():
             return 0.0
         end_s = self._busy_since_s + left_s
-        return min(max((end_s - now_s) / 2, SOONEST_LOOK_S), LATEST_LOOK_S)
+        return min(max((end_s - self._clock()) / 2, SOONEST_LOOK_S), LATEST_LOOK_S)
 
     def _go_on(self, now_s: float) -> list[RequestOutput]:
         """Launch the next step, unless it is, and take in what is due."""
         num_launched = 1 if self._is_next_launched else self._launch(now_s)
-        if self._is_next_launched and self._seconds_to_look(self._clock()):
+        if self._is_next_launched and self._seconds_to_look():
             return []
         return self._take_in_all_but(num_launched if self._config.overlap else 0)
 

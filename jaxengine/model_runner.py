@@ -114,6 +114,7 @@ class JaxModelRunner:
             num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
+        self._booleans = (jnp.bool_(False), jnp.bool_(True))
         self._nothing_begun: dict[Bucket, Begun] = {}
         if self.can_overtake:
             self._nothing_begun = {
@@ -299,12 +300,16 @@ class JaxModelRunner:
         first = self._launch(self._pack(output))
         serials = [step.launch.step.serial for step in steps]
         self._library.pause(serials[0], serials[-1])
-        return first, [self._launch_rest(step) for step in steps]
+        # What the second begins with, the first may have to choose first.
+        return first, [
+            self._launch_rest(step, knows_tokens=index == 0) for index, step in enumerate(steps)
+        ]
 
-    def _launch_rest(self, running: JaxStep) -> JaxStep:
-        launch = running.launch
-        step = launch.step.renumbered(self._next_serial())
-        return self._launch(launch._replace(step=step), running.begun)
+    def _launch_rest(self, running: JaxStep, *, knows_tokens: bool) -> JaxStep:
+        assert running.begun is not None
+        step = running.launch.step.renumbered(self._next_serial())
+        begun = running.begun._replace(knows_tokens=self._booleans[knows_tokens])
+        return self._launch(running.launch._replace(step=step), begun)
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.

@@ -54,7 +54,7 @@ class PromptBudget:
             draft: what runs before it so far.
             num_tokens: of the prompt.
         """
-        if num_tokens > draft.budget:
+        if num_tokens > draft.budget or 0 < self._threshold < num_tokens:
             return False
         if self._target_itl_s is None or self._step_times is None:
             return True

@@ -138,6 +138,8 @@ class Scheduler:
                 break  # something is lacking
             self._kv.remember(head, head.num_tokens)
             draft.take(head, head.num_tokens - head.num_computed_tokens)
+        if self.roster.waiting:  # as others do for what the steps in flight leave
+            draft.waiting_for = running[-1].waiting_for or "tokens"
         return draft.output(num_preempted=self.roster.num_preemptions - preemptions_before)
 
     def may_overtake(

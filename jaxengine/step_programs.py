@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxengine.batch import pick_token_ids
 from jaxengine.batch_layout import BatchLayout, ChoiceLayout, ScheduledBatch
@@ -60,18 +60,21 @@ class Begun(NamedTuple):
 
     Attributes:
         partway: in the layers.
-        pending: as in Forwarded, which the device no longer knows after other steps.
+        pending: as in Forwarded.
+        knows_tokens: whether both are those of its tokens. It does not as long as the step before
+            it has to choose some of them; and after other steps the device no longer does.
     """
 
     partway: Partway
     pending: Int[Array, "S"]
+    knows_tokens: Bool[Array, ""]
 
     @classmethod
     def nothing(cls, layout: BatchLayout, width: int) -> "Begun":
         """Return where a step of a bucket stands before its first layer; `width` of the stream."""
         stream = jnp.zeros((layout.bucket.num_tokens, width), jnp.float32)
         pending = jnp.zeros(layout.bucket.num_seqs, jnp.int32)
-        return cls(Partway(stream, jnp.int32(0)), pending)
+        return cls(Partway(stream, jnp.int32(0)), pending, jnp.bool_(False))
 
 
 type Weights = list[Array]
@@ -144,11 +147,11 @@ def make_go_on(
         decoder = nnx.merge(graph, jax.tree.unflatten(tree, weights))
         batch = layout.unpack(packed)
         token_ids_T = pick_token_ids(batch.token_ids, last_token)
-        begins = begun.partway.layer == 0
+        stream_TD, layer = begun.partway
+        begins = ~begun.knows_tokens & (layer == 0)
         pending_S = jnp.where(begins, _pending(batch, token_ids_T), begun.pending)
         partway, kv_cache = decoder.go_on(
-            begun.partway,
-            token_ids_T,
+            Partway(jnp.where(begins, decoder.embed(token_ids_T), stream_TD), layer),
             batch.positions,
             kv_cache,
             batch.attention,
@@ -162,7 +165,7 @@ def make_go_on(
         forwarded = Forwarded(hidden_TD[batch.sample_indices], pending_S, choice)
         batch = batch._replace(any_targets=batch.any_targets & is_over)
         logprobs_TF = _prompt_logprobs(decoder, layout, batch, hidden_TD)
-        return kv_cache, forwarded, logprobs_TF, Begun(partway, pending_S)
+        return kv_cache, forwarded, logprobs_TF, Begun(partway, pending_S, begun.knows_tokens)
 
     return go_on
 

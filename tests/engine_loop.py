@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from fake_runner import FakeModelRunner, NextToken, weighted_sum, whole_answer
 from jaxengine.config import EngineConfig
 from jaxengine.engine_core import EngineCore
@@ -44,13 +46,25 @@ class Clock:
 
 
 class WatchedRunner(FakeModelRunner):
-    """A device that shows each step to somebody before it runs it."""
+    """A device that shows each step to somebody before it runs it.
 
-    watch: Callable[[SchedulerOutput], None]
+    Attributes:
+        watch: called with the step, and those that it overtakes.
+    """
+
+    watch: Callable[[SchedulerOutput, Sequence[SchedulerOutput]], None]
+    _overtaken: Sequence[SchedulerOutput] = ()
 
     def execute_one(self, output: SchedulerOutput):
-        self.watch(output)
+        self.watch(output, self._overtaken)
         return super().execute_one(output)
+
+    def overtake(self, running, output: SchedulerOutput):
+        self._overtaken = [step.output for step in running]
+        try:
+            return super().overtake(running, output)
+        finally:
+            self._overtaken = ()
 
 
 class EngineLoop:
@@ -179,12 +193,16 @@ class EngineLoop:
             before = self._progress()
             if self.step() or self._progress() != before:
                 continue
-            # Nothing happened, so there is a time to wait for, and something happens then.
-            wait_s = self.core.seconds_until_work()
-            assert wait_s is not None
-            self.clock.now_s += wait_s
-            outputs = self.step()
-            assert outputs or self._progress() != before, "waited for nothing"
+            # Nothing happened, so there is a time to wait for, and something happens then; or later
+            # if it was to look whether a step is done.
+            for _ in range(self.runner.num_vain_looks + 1):
+                wait_s = self.core.seconds_until_work()
+                assert wait_s is not None
+                self.clock.now_s += wait_s
+                if self.step() or self._progress() != before:
+                    break
+            else:
+                pytest.fail("waited for nothing")
         assert not self.core.has_work, f"still busy after {most} steps: {self.unfinished}"
         assert self.unfinished == []
 
@@ -219,7 +237,9 @@ class EngineLoop:
         assert stats.num_free_blocks == stats.num_blocks
         self.core.check_integrity()
 
-    def _check_step(self, output: SchedulerOutput) -> None:
+    def _check_step(
+        self, output: SchedulerOutput, overtaken: Sequence[SchedulerOutput] = ()
+    ) -> None:
         """Check the laws that a step must keep, just after it was scheduled."""
         config, stats = self.config, self.stats
         limit = config.max_num_scheduled_tokens or config.max_num_batched_tokens
@@ -239,6 +259,9 @@ class EngineLoop:
             assert output.num_preempted == 0
         else:
             assert output.wasted_slots == 0
+        if overtaken:
+            self._check_overtaking(output, overtaken)
+            return
         # Work is conserved: who runs gets tokens while there are any, and who waits is right to.
         is_timed = config.target_itl_s is not None
         scheduled = {item.request for item in output.scheduled}
@@ -268,6 +291,21 @@ class EngineLoop:
             case reason:
                 assert (reason, is_closed) == ("batch", True)
         assert bool(waiting) == bool(output.waiting_for)
+
+    def _check_overtaking(
+        self, output: SchedulerOutput, overtaken: Sequence[SchedulerOutput]
+    ) -> None:
+        """Nobody runs before the rest of a step but whole prompts of tenants below their share."""
+        assert self.config.scheduling_policy == "fair"
+        assert self.config.batching == "continuous"
+        running = {item.request for step in overtaken for item in step.scheduled}
+        for item in output.scheduled:
+            request = item.request
+            assert item.samples
+            assert item.first_position + item.num_new_tokens == request.num_prompt_tokens
+            assert request not in running
+            tenants = {r.tenant for r in (*running, *self.running)}
+            assert tenants - {request.tenant}, "it overtakes its own"
 
     def _check_batch(self) -> None:
         """A batch keeps all of its blocks until it is done, and nobody joins it."""

@@ -112,7 +112,7 @@ class FakeModelRunner:
         num_padded_tokens: what each step says it padded.
         num_resets: how often the cache was emptied.
         num_overtaken: how often a step was run before the rest of another.
-        is_slow: whether steps are not done before somebody waits for them.
+        num_vain_looks: how often a step is not done when somebody looks, not waiting for it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class FakeModelRunner:
         self.num_padded_tokens = num_padded_tokens
         self.num_resets = 0
         self.num_overtaken = 0
-        self.is_slow = False
+        self.num_vain_looks = 0
         self.num_results = 0
         self.lost: set[str] = set()
         self._in_flight: list[int] = []  # steps launched, whose tokens nobody has seen
@@ -167,7 +167,7 @@ class FakeModelRunner:
         num_slots = output.num_tokens + output.wasted_slots + self.num_padded_tokens
         slots, last_token = dict(self._slots), dict(self._last_token)
         sampled = self._run(output)
-        return _FakeStep(self, index, num_slots, sampled, output, slots, last_token)
+        return _FakeStep(self, index, num_slots, sampled, output, slots, last_token, [])
 
     @property
     def can_overtake(self) -> bool:
@@ -367,6 +367,7 @@ class _FakeStep:
 
     Attributes:
         slots, last_token: what there was before it.
+        looks: at whether it is done.
     """
 
     runner: FakeModelRunner
@@ -376,9 +377,12 @@ class _FakeStep:
     output: SchedulerOutput
     slots: dict[int, _Written]
     last_token: dict[int, int]
+    looks: list[bool]
 
     def is_done(self) -> bool:
-        return self.runner.may_hand_out() and not self.runner.is_slow
+        is_done = self.runner.may_hand_out() and len(self.looks) >= self.runner.num_vain_looks
+        self.looks.append(is_done)
+        return is_done
 
     def result(self) -> list[int]:
         return self.runner.hand_out(self.index, self.sampled)

@@ -57,7 +57,7 @@ class Partway(NamedTuple):
     """A step between two layers. A pytree of device arrays.
 
     Attributes:
-        stream: the residual stream; of no use before the first layer.
+        stream: the residual stream.
         layer: the layer that comes next; that behind the last if all have been run.
     """
 
@@ -146,7 +146,7 @@ class Decoder(nnx.Module):
             Hidden states before the final norm, and the cache with this step's K and V.
         """
         rope = rope_tables(positions_T, rope_frequencies(self.config))
-        x_TD = self._embed(token_ids_T)
+        x_TD = self.embed(token_ids_T)
         windows = self.config.windows
         if self.stack is None:
             for index, layer in enumerate(self.layers):
@@ -169,7 +169,6 @@ class Decoder(nnx.Module):
     def go_on(
         self,
         begun: Partway,
-        token_ids_T: Int[Array, "T"],
         positions_T: Int[Array, "T"],
         kv_cache: KVCache,
         batch: AttentionBatch,
@@ -180,9 +179,8 @@ class Decoder(nnx.Module):
         """Run the layers that are left of a step, until it is paused.
 
         Args:
-            begun: where it stands.
-            token_ids_T: as of a call, like all others, and those with which it has begun.
-            positions_T: likewise.
+            begun: where it stands; before the first layer the stream is that of `embed`.
+            positions_T: as of a call, like the others.
             kv_cache: likewise; others may have written to blocks that are not of this step.
             batch: likewise.
             num_slots: likewise.
@@ -193,11 +191,10 @@ class Decoder(nnx.Module):
         """
         assert self.stack is not None  # can_pause
         rope = rope_tables(positions_T, rope_frequencies(self.config))
-        x_TD = jnp.where(begun.layer == 0, self._embed(token_ids_T), begun.stream)
         x_TD, kv_cache, layer = run_packed_layers(
             self.stack,
             self.config,
-            x_TD,
+            begun.stream,
             rope,
             kv_cache,
             batch,
@@ -207,7 +204,8 @@ class Decoder(nnx.Module):
         )
         return Partway(x_TD, layer), kv_cache
 
-    def _embed(self, token_ids_T: Int[Array, "T"]) -> Float[Array, "T D"]:
+    def embed(self, token_ids_T: Int[Array, "T"]) -> Float[Array, "T D"]:
+        """Return the residual stream before the first layer."""
         x_TD = look_up(self.embedding[...], token_ids_T, self.config)
         if self.config.is_gemma2:
             # Rounded as the weights are, which Gemma was trained with.

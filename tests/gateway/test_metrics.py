@@ -42,6 +42,7 @@ STATS = EngineStats(
     num_admitted=9,
     tokens_admitted=90,
     num_preemptions=5,
+    num_steps_overtaken=6,
     draft_tokens=60,
     accepted_draft_tokens=45,
     compiles_after_ready=0,
@@ -122,6 +123,7 @@ def test_the_engine_is_read_at_each_scrape():
     assert value(metrics, "headrace_num_requests_waiting") == 3
     assert value(metrics, "headrace_kv_cache_usage_ratio") == 0.6
     assert value(metrics, "headrace_preemptions_total") == 5
+    assert value(metrics, "headrace_steps_overtaken_total") == 6
     assert value(metrics, "headrace_draft_tokens_total") == 60
     assert value(metrics, "headrace_accepted_draft_tokens_total") == 45
     assert value(metrics, "headrace_compiles_after_ready") == 0

@@ -92,6 +92,7 @@ def test_a_step_tells_its_composition_and_what_was_predicted():
         "accepted_draft_tokens": 0,
         "slots": 8,
         "wasted_slots": 1,
+        "overtaken_ms": 0,
         "real_ms": 16,
         "predicted_ms": 15,
     }

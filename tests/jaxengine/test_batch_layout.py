@@ -1,5 +1,6 @@
 """What the host writes into a step's buffer is what the device finds in it."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -69,3 +70,15 @@ def test_buckets_with_as_many_sequences_end_alike():
     other = BatchLayout(Bucket(64, 4, False), 99, 2)
     assert other.choice == LAYOUT.choice
     assert BatchLayout(Bucket(8, 8, True), 3, 2).choice != LAYOUT.choice
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_choice_can_be_told_to_sample_nothing(keep):
+    packed = np.zeros(LAYOUT.size, np.int32)
+    views = LAYOUT.views(packed)
+    views["rows"][:] = [0, 1, 2, 3]
+    views["top_k"][:] = [5, 6, 7, 8]
+    choice = jnp.asarray(packed[-LAYOUT.choice.size :])
+    batch = LAYOUT.choice.unpack(LAYOUT.choice.keep_rows(choice, jnp.bool_(keep), spare_row=9))
+    assert batch.rows.tolist() == ([0, 1, 2, 3] if keep else [9] * 4)
+    assert batch.sampling.top_k.tolist() == [5, 6, 7, 8]

@@ -170,3 +170,14 @@ def test_the_integrity_check_finds(tables, complaint):
     pool.allocate(2)
     with pytest.raises(AssertionError, match=complaint):
         pool.check_integrity(tables)
+
+
+def test_blocks_that_somebody_has_still_to_write_to_are_not_handed_out_and_not_hit():
+    pool = cached_pool(6, [A, B])  # blocks 1 and 2; 3, 4 and 5 are empty
+    assert pool.allocate(2, {3, 1}) == [4, 5]
+    assert pool.allocate(1, {3, 1}) == [2]
+    with pytest.raises(ValueError, match="1 blocks asked for, 0 are free"):
+        pool.allocate(1, {3, 1})
+    assert pool.acquire_cached(A, (1,), {1}) is None
+    assert pool.acquire_cached(A, (1,), {2}) == 1
+    assert pool.allocate(1) == [3]

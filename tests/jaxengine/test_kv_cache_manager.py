@@ -297,3 +297,16 @@ def test_lookups_are_counted_in_tokens():
     kv.count_prefix_lookup(20, 0)
     kv.count_prefix_lookup(20, 16)
     assert (kv.prefix_queries, kv.prefix_hits) == (40, 16)
+
+
+def test_a_prefix_ends_before_the_first_block_that_is_not_written_yet():
+    kv = manager()
+    first = make_request("first", range(40))
+    admit(kv, first)
+    unwritten = {first.block_ids[2]}
+    second = make_request("second", range(40))
+    assert kv.match_prefix(second, unwritten) == 16
+    assert kv.reserve(second, 40, unwritten)
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert not unwritten & set(second.block_ids)
+    kv.check_integrity()

@@ -1,10 +1,12 @@
+import time
 from dataclasses import replace
+from itertools import chain
 
 import jax
 import numpy as np
 import pytest
 
-from attention_kernels import can_project
+from attention_kernels import can_project, ready_library
 from compile_cache import without_compile_cache
 from engine_builder import (
     ENGINE_CONFIG,
@@ -188,3 +190,96 @@ def test_warming_up_reports_every_program_and_leaves_nothing_to_compile():
         assert warm.runner.compiles_after_ready >= 1
     finally:
         warm.runner.close()
+
+
+@pytest.fixture
+def pausing():
+    """A runner with packed layers, and a function that pauses the next step that it launches."""
+    if not can_project():
+        pytest.skip("no compiler here, or no instructions for bfloat16")
+    config = replace(ENGINE_CONFIG, dtype="bfloat16", attention_kernel="native")
+    warm = warm_runner(*packed_decoder(), config)
+    library = ready_library("native")
+
+    def pause_next():
+        serial = next(library.serials)
+        warm.runner._library = library._replace(serials=chain([serial], library.serials))
+        library.pause(serial, 0)
+
+    assert warm.runner.can_overtake
+    return warm, pause_next
+
+
+def two_requests():
+    """A decode whose token only the device knows, beside a prompt; and a newcomer's prompt."""
+    decode = item(PROMPT, 20, 1, row=1, blocks=(1, 2), pending=True)
+    prompt = item(tuple(range(70, 110)), 0, 40, row=2, blocks=(5, 6, 7))
+    # It takes over the row of the decode, which has given it up.
+    newcomer = item(tuple(range(120, 139)), 0, 19, row=1, blocks=(8, 9))
+    return step_of(decode, prompt), step_of(newcomer)
+
+
+def test_a_paused_step_goes_on_behind_the_one_that_overtook_it(pausing):
+    warm, pause_next = pausing
+    step, newcomer = two_requests()
+    next_token(warm, item(PROMPT, 0, 20, row=1, blocks=(1, 2)))
+    expected = launch(warm, step).result()
+    expected_newcomer = launch(warm, newcomer).result()
+    next_token(warm, item(PROMPT, 0, 20, row=1, blocks=(1, 2)))
+    pause_next()
+    paused = launch(warm, step)
+    first, (rest,) = warm.runner.overtake([paused], newcomer)
+    assert int(paused.begun.partway.layer) == 0  # of three
+    assert first.result() == expected_newcomer
+    # The decode's token was known to the row alone, where now is the newcomer's.
+    assert rest.result() == expected
+
+
+def test_a_paused_step_chooses_and_remembers_nothing(pausing):
+    warm, pause_next = pausing
+    token = next_token(warm, item(PROMPT, 0, 20, row=3))
+    expected = next_token(warm, item((*PROMPT, token), 20, 1, row=4))
+    pause_next()
+    launch(warm, step_of(item((1, 2, 3, 4), 0, 4, row=3, blocks=(8,)))).result()
+    assert next_token(warm, item(PROMPT, 20, 1, row=3, pending=True)) == expected
+
+
+@pytest.mark.parametrize("num_running", [1, 2])
+def test_steps_that_are_overtaken_at_any_moment_give_the_same_tokens(pausing, num_running):
+    warm, _ = pausing
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(0, 300, 60).tolist()) for _ in range(3)]
+    tables = [(1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12)]
+
+    def steps():
+        """A prompt and its first token, known to the device alone; and the newcomer."""
+        first = item(prompts[0], 0, 60, row=0, blocks=tables[0])
+        decode = item(prompts[0], 60, 1, row=0, blocks=tables[0], pending=True)
+        newcomer = item(prompts[2], 0, 60, row=2, blocks=tables[2])
+        return [step_of(first), step_of(decode)][:num_running], step_of(newcomer)
+
+    running, newcomer = steps()
+    expected = [launch(warm, step).result() for step in (*running, newcomer)]
+    reached = set()
+    for turn in range(60):
+        running, newcomer = steps()
+        launched = [launch(warm, step) for step in running]
+        if turn % 3:
+            time.sleep(0)  # lets the device begin
+        first, rests = warm.runner.overtake(launched, newcomer)
+        found = [*(rest.result() for rest in rests), first.result()]
+        assert found == expected, f"paused at {launched[0].begun}"
+        reached.add(int(launched[0].begun.partway.layer))
+    assert reached <= {0, 1, 2, 3}
+
+
+def test_what_cannot_pause_cannot_be_overtaken(warm):
+    assert not warm.runner.can_overtake
+    if can_project():
+        config = replace(ENGINE_CONFIG, dtype="bfloat16", attention_kernel="native")
+        library = ready_library("native")
+        several = replace(config, decode_steps=2)
+        assert not JaxModelRunner(*packed_decoder(), several, library=library).can_overtake
+        gemma = packed_decoder(model_type="gemma2")
+        assert not JaxModelRunner(*gemma, config, library=library).can_overtake
+        assert JaxModelRunner(*packed_decoder(), config, library=library).can_overtake

@@ -53,3 +53,12 @@ def test_waste_adds_up_and_is_computed_behind_all_else():
 def test_a_filler_has_tokens_that_are_none_of_the_requests():
     filler = share(8, 3)._replace(is_filler=True, samples=False)
     assert list(filler.token_ids) == [0, 0, 0]
+
+
+def test_a_step_writes_the_blocks_that_its_tokens_lie_in():
+    # Blocks 1 and 2 hold eight tokens each.
+    assert step_of(share(0, 8)).written_blocks(8) == {1}
+    assert step_of(share(7, 2)).written_blocks(8) == {1, 2}
+    assert step_of(share(8, 2)).written_blocks(8) == {2}
+    padding = (share(8, 1)._replace(is_filler=True),)
+    assert step_of(share(0, 1), padding=padding).written_blocks(8) == {1, 2}

@@ -83,6 +83,7 @@ class EngineLaws(RuleBasedStateMachine):
         decode_steps=st.sampled_from((1, 1, 2, 3, 8)),
         num_guessed=st.sampled_from((0, 1, 3, 8)),
         repeats=st.booleans(),
+        num_vain_looks=st.sampled_from((0, 3, 9)),
     )
     def start(
         self,
@@ -101,6 +102,7 @@ class EngineLaws(RuleBasedStateMachine):
         decode_steps,
         num_guessed,
         repeats,
+        num_vain_looks,
     ) -> None:
         may_guess = decode_steps == 1 and batching == "continuous"
         config = small_config(
@@ -129,6 +131,7 @@ class EngineLaws(RuleBasedStateMachine):
             step_times=KnownTimes(),
             next_token=repetitive(VOCAB_SIZE) if repeats else None,
         )
+        self.loop.runner.num_vain_looks = num_vain_looks
         self.names: list[str] = []
         self.aborted: set[str] = set()
         self.failures_left = num_failures
@@ -214,8 +217,54 @@ def _check_limits(request: Request, end: RequestOutput) -> None:
         assert end.timing.e2e_s >= request.deadline_s
 
 
+class OvertakingLaws(EngineLaws):
+    """The same with room enough that steps are often overtaken."""
+
+    @initialize(
+        caching=st.booleans(),
+        num_usable=st.sampled_from((40, 25, 18)),
+        max_num_seqs=st.sampled_from((4, 3, 2)),
+        num_failures=st.sampled_from((0, 0, 1)),
+        num_guessed=st.sampled_from((0, 3)),
+        num_vain_looks=st.sampled_from((3, 6)),
+    )
+    def start(
+        self, caching, num_usable, max_num_seqs, num_failures, num_guessed, num_vain_looks
+    ) -> None:
+        super().start(
+            overlap=True,
+            caching=caching,
+            num_usable=num_usable,
+            max_num_seqs=max_num_seqs,
+            budget=40,
+            scheduled=40,
+            watermark=0.0,
+            num_failures=num_failures,
+            batching="continuous",
+            policy="fair",
+            threshold=0,
+            target_ms=None,
+            decode_steps=1,
+            num_guessed=num_guessed,
+            repeats=num_guessed > 0,
+            num_vain_looks=num_vain_looks,
+        )
+
+    @rule(tenant=st.sampled_from(("", "light")), batch=st.lists(requests(), max_size=4))
+    def flood_and_come_late(self, tenant, batch) -> None:
+        for request in batch:
+            self.names.append(f"r{len(self.names)}")
+            self.loop.add(self.names[-1], **request | {"tenant": "flood", "priority": 0})
+        self._step()
+        self.names.append(f"r{len(self.names)}")
+        self.loop.add(self.names[-1], (1, 2, 3), tenant=tenant)
+        self._step()
+
+
 EngineLaws.TestCase.settings = settings(max_examples=100, stateful_step_count=12)
+OvertakingLaws.TestCase.settings = settings(max_examples=50, stateful_step_count=12)
 TestTheLawsOfTheEngine = EngineLaws.TestCase
+TestTheLawsOfOvertaking = OvertakingLaws.TestCase
 
 LOOPS = [
     pytest.param(overlap, chunk, id=f"{'overlapped' if overlap else 'plain'}-chunk-{chunk}")
