@@ -238,7 +238,7 @@ class _EngineCollector(Collector):
         )
         yield self._counter(
             "steps_overtaken",
-            "Times a step was paused for newcomers of a tenant below its share.",
+            "Times a step was run before the rest of others.",
             stats.num_steps_overtaken,
         )
         yield self._counter("requests_received", "Requests taken over.", stats.num_received)

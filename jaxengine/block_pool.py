@@ -64,17 +64,17 @@ class BlockPool:
         """Return how many requests hold a block."""
         return self._blocks[block_id].ref_count
 
-    def allocate(self, count: int, unwritten: Collection[int] = ()) -> list[int]:
+    def allocate(self, count: int, unfinished: Collection[int] = ()) -> list[int]:
         """Hand out `count` empty blocks, evicting cached contents in order of age.
 
         Args:
             count: of blocks.
-            unwritten: blocks that stay, because somebody has still to write to them.
+            unfinished: blocks that stay, because steps in flight use them.
 
         Raises:
             ValueError: fewer are free; check `num_free` first.
         """
-        usable = (block_id for block_id in self._free if block_id not in unwritten)
+        usable = (block_id for block_id in self._free if block_id not in unfinished)
         chosen = list(islice(usable, count))
         if count > len(chosen):
             raise ValueError(f"{count} blocks asked for, {len(chosen)} are free")
@@ -88,17 +88,17 @@ class BlockPool:
         return block_ids
 
     def acquire_cached(
-        self, block_hash: BlockHash, token_ids: tuple[int, ...], unwritten: Collection[int] = ()
+        self, block_hash: BlockHash, token_ids: tuple[int, ...], unfinished: Collection[int] = ()
     ) -> int | None:
         """Take a reference to the block with this content, or return None.
 
         Args:
             block_hash: names the content.
             token_ids: the content.
-            unwritten: blocks that do not have it yet.
+            unfinished: blocks that do not have it yet.
         """
         block = self._by_hash.get(block_hash)
-        if block is None or block.token_ids != token_ids or block.block_id in unwritten:
+        if block is None or block.token_ids != token_ids or block.block_id in unfinished:
             return None
         if block.ref_count == 0:
             del self._free[block.block_id]

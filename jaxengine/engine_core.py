@@ -9,15 +9,14 @@ does. Both give the same tokens.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 
 from jaxengine.config import EngineConfig
 from jaxengine.decode_ahead import schedule_ahead
 from jaxengine.device_interface import ModelRunner, StepHandle
 from jaxengine.errors import EngineDeadError
+from jaxengine.in_flight import InFlight, StepInFlight
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.launch_timer import LaunchTimer
 from jaxengine.outputs import RequestOutput
@@ -36,34 +35,7 @@ logger = logging.getLogger(__name__)
 # Steps that may fail one after the other before the engine gives up.
 MAX_FAILURES_IN_A_ROW = 3
 
-# While a step runs and the next is launched, whoever comes may still overtake both. So a step that
-# takes long is not waited for, but looked at from time to time, the nearer its end the sooner.
-WORTH_LOOKING_S = 0.005
-SOONEST_LOOK_S = 0.00025
-LATEST_LOOK_S = 0.002
-
 STEP_FAILED = "the engine failed while computing this request"
-
-
-@dataclass(slots=True)
-class _Step:
-    """A scheduled step; `handle` and `launched` are None until it is launched.
-
-    Attributes:
-        num_together: steps that end with this one, itself included, of those not taken in yet.
-        left_s: seconds that it should take from now on, or from when the device gets to it; None if
-            that is not known.
-        began_s: when the device began it, if others have overtaken it since.
-        overtaken_s: how long these took.
-    """
-
-    output: SchedulerOutput
-    handle: StepHandle | None = None
-    launched: LaunchedStep | None = None
-    num_together: int = 1
-    left_s: float | None = None
-    began_s: float | None = None
-    overtaken_s: float = 0.0
 
 
 class EngineCore:
@@ -95,13 +67,15 @@ class EngineCore:
             max_pending_tokens=2 * config.decode_steps - 1,
         )
         self._scheduler = Scheduler(
-            config, self._kv, eos_token_ids=eos_token_ids, step_times=step_times
+            config,
+            self._kv,
+            eos_token_ids=eos_token_ids,
+            step_times=step_times,
+            can_overtake=runner.can_overtake and config.overlap,
         )
-        self._in_flight: deque[_Step] = deque()  # oldest first; not taken in yet
+        self._in_flight = InFlight()
         self._failures_in_a_row = 0
-        self._busy_since_s = 0.0
         self._idle_since_s: float | None = None  # with nothing in flight, though there is work
-        self._step_busy_s = 0.0
         self._num_step_failures = 0
         self._meter = StepMeter()
         self._launch_timer = LaunchTimer()
@@ -122,7 +96,7 @@ class EngineCore:
     @property
     def steps_in_flight(self) -> tuple[SchedulerOutput, ...]:
         """The steps not taken in yet, oldest first. Any thread may ask: one of them may hang."""
-        return tuple(step.output for step in list(self._in_flight))
+        return self._in_flight.outputs
 
     def seconds_until_work(self) -> float | None:
         """Return how long stepping should wait; None: until something is added.
@@ -134,12 +108,17 @@ class EngineCore:
         if self._has_overtakers:
             return 0.0
         if self._is_next_launched:
-            return self._seconds_to_look()
+            if not self._in_flight.is_worth_looking():
+                return 0.0
+            return self._in_flight.seconds_to_look(self._clock())
         if self._in_flight:
-            predicted_s = self._predict_in_flight()
+            predicted_s = self._in_flight.left_s()
             if predicted_s is None:
                 return 0.0
-            begins_at_s = self._launch_timer.begins_at_s(self._busy_since_s, predicted_s)
+            begins_at_s = self._launch_timer.begins_at_s(self._in_flight.busy_since_s, predicted_s)
+            pauses_at_s = self._in_flight.pauses_at_s()
+            if pauses_at_s is not None:
+                begins_at_s = pauses_at_s
             return max(0.0, begins_at_s - now_s)
         event_s = self._scheduler.next_event_s(now_s)
         return None if event_s is None else max(0.0, event_s - now_s)
@@ -181,7 +160,8 @@ class EngineCore:
         one surplus token in flight, which is dropped.
 
         Who is owed service and comes while steps are in flight runs before the rest of them, where
-        the device can do that. So nobody waits here for a step that has long to go.
+        the device can do that. So nobody waits here for a step that has long to go. And streams run
+        before the rest of a long piece of a prompt, again and again.
 
         Raises:
             EngineDeadError: too many steps failed in a row.
@@ -189,7 +169,10 @@ class EngineCore:
         now_s = self._clock()
         outputs = self._scheduler.expire(now_s)
         try:
-            outputs += self._let_overtake(now_s) or self._go_on(now_s)
+            num_stay = self._let_overtake(now_s, outputs)
+            if num_stay is None:
+                num_stay = self._go_on(now_s)
+            self._take_in_all_but(num_stay, outputs)
         except Exception as error:
             outputs += self._recover(error)
         return outputs
@@ -229,7 +212,7 @@ class EngineCore:
             step_time_sum_s=meter.step_time_sum_s,
             num_predicted_steps=meter.num_predicted_steps,
             step_prediction_error_s=meter.step_prediction_error_s,
-            step_busy_s=self._step_busy_s,
+            step_busy_s=self._in_flight.busy_s,
             device_idle_s=meter.device_idle_s,
             iteration_tokens=tuple(meter.iteration_tokens),
             iteration_tokens_sum=meter.iteration_tokens_sum,
@@ -248,7 +231,7 @@ class EngineCore:
         ahead = schedule_ahead(
             self._scheduler,
             now_s,
-            in_flight=[step.output for step in self._in_flight],
+            in_flight=self._in_flight.outputs,
             most=self._config.decode_steps,
         )
         output = next(ahead)
@@ -256,7 +239,7 @@ class EngineCore:
         if output.is_empty:
             return 0
         if not first:
-            self._busy_since_s = now_s
+            self._in_flight.busy_since_s = now_s
         handles = self._runner.execute(map(self._note, chain([output], ahead)))
         was_late = running is not None and running.is_done()
         if running is not None:
@@ -281,39 +264,39 @@ class EngineCore:
         """Whether the next step is launched, and the one before it has not been waited for."""
         return self._runner.can_overtake and len(self._in_flight) > 1
 
-    def _seconds_to_look(self) -> float:
-        """Return when to look again whether the step that runs is done; 0: wait for it."""
-        left_s = self._in_flight[0].left_s
-        if left_s is None or left_s < WORTH_LOOKING_S or self._is_first_done():
-            return 0.0
-        end_s = self._busy_since_s + left_s
-        return min(max((end_s - self._clock()) / 2, SOONEST_LOOK_S), LATEST_LOOK_S)
-
-    def _go_on(self, now_s: float) -> list[RequestOutput]:
-        """Launch the next step, unless it is, and take in what is due."""
+    def _go_on(self, now_s: float) -> int:
+        """Launch the next step, unless it is, and return how many should stay in flight."""
         num_launched = 1 if self._is_next_launched else self._launch(now_s)
-        if self._is_next_launched and self._seconds_to_look():
-            return []
-        return self._take_in_all_but(num_launched if self._config.overlap else 0)
+        if self._is_next_launched and self._in_flight.is_worth_looking():
+            return len(self._in_flight)
+        return num_launched if self._config.overlap else 0
 
-    def _let_overtake(self, now_s: float) -> list[RequestOutput]:
-        """Have those run who should not wait for the steps in flight; return what that brings.
+    def _let_overtake(self, now_s: float, outputs: list[RequestOutput]) -> int | None:
+        """Have those run who should not wait for the steps in flight, if there are some.
 
         Their step is taken in at once, so that its tokens are known before another is scheduled.
+
+        Args:
+            now_s: when.
+            outputs: what is new is added to it.
+
+        Returns:
+            How many steps should stay in flight; None if nobody overtakes them.
         """
-        if not self._has_overtakers:
-            return []
+        in_flight, pauses_at_s = self._in_flight, self._in_flight.pauses_at_s()
+        if not self._has_overtakers and (pauses_at_s is None or now_s < pauses_at_s):
+            return None
         self._has_overtakers = False
-        outputs: list[RequestOutput] = []
-        while self._in_flight and self._is_first_done():
-            outputs += self._take_in_all_but(len(self._in_flight) - 1)
-        running = list(self._in_flight)
-        output = self._scheduler.schedule_before(self.steps_in_flight, now_s) if running else None
-        if output is None or output.is_empty:
-            return outputs
-        step = _Step(output)
-        self._in_flight.appendleft(step)
-        handles = [step.handle for step in running if step.handle is not None]
+        while in_flight and in_flight[0].is_done():
+            self._take_in_all_but(len(in_flight) - 1, outputs)
+        if not in_flight:
+            return None
+        output = self._scheduler.schedule_before(in_flight.outputs, now_s)
+        if output.is_empty:
+            return None
+        running = list(in_flight)
+        step = in_flight.put_first(output)
+        handles = [overtaken.handle for overtaken in running if overtaken.handle is not None]
         step.handle, rests = self._runner.overtake(handles, output)
         for overtaken, rest in zip(running, rests, strict=True):
             overtaken.handle = rest
@@ -321,43 +304,28 @@ class EngineCore:
         step.left_s = step.launched.predicted_s
         first = running[0]
         if first.left_s is not None:
-            first.left_s = max(0.0, first.left_s - (now_s - self._busy_since_s))
+            first.left_s = max(0.0, first.left_s - (now_s - in_flight.busy_since_s))
         if first.began_s is None and first.launched is not None:
             first.began_s = self._meter.device_start_s(first.launched)
         self._num_overtaken += 1
-        return outputs + self._take_in_all_but(len(running))
+        return len(running)
 
-    def _is_first_done(self) -> bool:
-        handle = self._in_flight[0].handle
-        return handle is not None and handle.is_done()
-
-    def _take_in_all_but(self, num_steps: int) -> list[RequestOutput]:
-        """Wait for the oldest steps in flight, until only so many are left."""
-        outputs: list[RequestOutput] = []
+    def _take_in_all_but(self, num_steps: int, outputs: list[RequestOutput]) -> None:
+        """Wait for the first steps in flight, until only so many are left; add what is new."""
         while len(self._in_flight) > num_steps:
             outputs += self._take_in(self._in_flight[0])
-            self._in_flight.popleft()
-        return outputs
+            self._in_flight.drop_first()
 
     def _predict_done_s(self) -> float | None:
         """Return when the steps in flight should be done: nobody looks when they are."""
-        predicted_s, oldest = self._predict_in_flight(), self._in_flight[0].launched
+        predicted_s, oldest = self._in_flight.left_s(), self._in_flight[0].launched
         if predicted_s is None or oldest is None:
             return None
         return self._meter.device_start_s(oldest) + predicted_s
 
-    def _predict_in_flight(self) -> float | None:
-        """Return what all steps in flight should take together; None if that is not known."""
-        predicted_s = 0.0
-        for step in self._in_flight:
-            if step.left_s is None:
-                return None
-            predicted_s += step.left_s
-        return predicted_s
-
     def _note(self, output: SchedulerOutput) -> SchedulerOutput:
         """Count a step as in flight before it is launched, so that a failing one is charged."""
-        self._in_flight.append(_Step(output))
+        self._in_flight.append(output)
         return output
 
     def _launched(
@@ -377,13 +345,13 @@ class EngineCore:
             num_free_blocks=num_free - num_cached,
         )
 
-    def _take_in(self, step: _Step) -> list[RequestOutput]:
+    def _take_in(self, step: StepInFlight) -> list[RequestOutput]:
         """Wait for the tokens of a step and hand them to their requests."""
         assert step.handle is not None, "a step that failed to launch was not recovered from"
         assert step.launched is not None
         sampled = step.handle.result()
         now_s = self._clock()
-        self._count_busy(now_s)
+        self._in_flight.count_busy(now_s)
         self._failures_in_a_row = 0
         # Steps that ran together end together: each is given its share of the time.
         start_s = self._meter.device_start_s(step.launched)
@@ -415,7 +383,7 @@ class EngineCore:
         logger.error("a step failed", exc_info=error)
         now_s = self._clock()
         if self._in_flight:
-            self._count_busy(now_s)
+            self._in_flight.count_busy(now_s)
         self._num_step_failures += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
@@ -433,7 +401,3 @@ class EngineCore:
         outputs = self._scheduler.fail(list(affected.values()), STEP_FAILED, now_s)
         self._runner.reset()
         return outputs
-
-    def _count_busy(self, now_s: float) -> None:
-        self._step_busy_s += now_s - self._busy_since_s
-        self._busy_since_s = now_s

@@ -68,7 +68,7 @@ class KVCacheManager:
         """Return how many requests hold a block."""
         return self._pool.ref_count(block_id)
 
-    def match_prefix(self, request: Request, unwritten: Collection[int] = ()) -> int:
+    def match_prefix(self, request: Request, unfinished: Collection[int] = ()) -> int:
         """Give a request without blocks the cached blocks of its beginning.
 
         The last token is never matched: its logits are needed, so it must be computed. So are
@@ -76,7 +76,7 @@ class KVCacheManager:
 
         Args:
             request: the request.
-            unwritten: blocks that have not been written when the request reads them.
+            unfinished: blocks that may not have been written when the request reads them.
 
         Returns:
             The number of tokens in those blocks.
@@ -89,7 +89,7 @@ class KVCacheManager:
         most = (len(request.token_ids) - 1) // self._block_size
         for index in range(most):
             block_hash, tokens = self._hash(request, index), self._block_tokens(request, index)
-            block_id = self._pool.acquire_cached(block_hash, tokens, unwritten)
+            block_id = self._pool.acquire_cached(block_hash, tokens, unfinished)
             if block_id is None:
                 break
             table.append(block_id)
@@ -100,13 +100,13 @@ class KVCacheManager:
         self.prefix_queries += num_queried
         self.prefix_hits += num_hit
 
-    def reserve(self, request: Request, num_tokens: int, unwritten: Collection[int] = ()) -> bool:
+    def reserve(self, request: Request, num_tokens: int, unfinished: Collection[int] = ()) -> bool:
         """Make sure that the blocks of a request hold its first `num_tokens` tokens.
 
         Args:
             request: the request.
             num_tokens: as many.
-            unwritten: blocks that it must not get, for which there must be as many others free.
+            unfinished: blocks that it must not get, for which there must be as many others free.
 
         Returns:
             False if too few blocks are free; then nothing has changed.
@@ -116,7 +116,7 @@ class KVCacheManager:
             return False
         if needed:
             self._holders.add(request)
-            request.block_ids += self._pool.allocate(needed, unwritten)
+            request.block_ids += self._pool.allocate(needed, unfinished)
         request.num_slots = len(request.block_ids) * self._block_size
         return True
 

@@ -1,10 +1,42 @@
 """How many tokens of a prompt a step takes."""
 
+from typing import NamedTuple
+
 from jaxengine.config import EngineConfig
+from jaxengine.scheduler_output import SchedulerOutput
 from jaxengine.step_draft import StepDraft
 from jaxengine.step_time import StepTimeModel, StepWork
 
-__all__ = ["PromptBudget"]
+__all__ = ["LongPiece", "PromptBudget"]
+
+# A prompt is computed in long pieces beside streams if a short one would spend more than this share
+# of a step's time on reading what lies before it.
+MOST_READING = 0.05
+
+# So many steps of the streams overtake a long piece.
+PAUSES = 8
+
+NOTHING = StepWork(
+    num_tokens=0,
+    num_seqs=0,
+    decode_only=True,
+    decode_context=0,
+    prefill_context=0,
+    num_sampled=0,
+    chunk_context=0,
+)
+
+
+class LongPiece(NamedTuple):
+    """A piece of a prompt that is paused for steps of the streams.
+
+    Attributes:
+        num_tokens: of the piece.
+        pause_after_s: how long it runs between two of these.
+    """
+
+    num_tokens: int
+    pause_after_s: float
 
 
 class PromptBudget:
@@ -18,6 +50,7 @@ class PromptBudget:
         self._threshold = config.long_prefill_token_threshold
         self._target_itl_s = config.target_itl_s
         self._least = config.least_chunk
+        self._limit = config.scheduled_tokens_limit
         self._step_times = step_times
 
     def most_tokens(
@@ -43,7 +76,35 @@ class PromptBudget:
         least = 0 if draft.has_prompts else min(self._least, at_most)
         return max(fitting, least)
 
-    def allows_before(self, running: StepWork, draft: StepDraft, num_tokens: int) -> bool:
+    def long_piece(
+        self, streams: StepWork, *, first_position: int, num_left: int, num_fitting: int
+    ) -> LongPiece | None:
+        """Return a piece that is to be computed alone, if it is better than one beside streams.
+
+        Each piece reads all that lies before it, so long ones are computed in less time. Streams
+        keep their pace all the same if steps of theirs run before its rest.
+
+        Args:
+            streams: a step of those that decode.
+            first_position: of the prompt's next token.
+            num_left: tokens of the prompt.
+            num_fitting: those among them that a step of the streams has time for.
+        """
+        if self._target_itl_s is None or self._step_times is None or self._threshold:
+            return None
+        left_s = self._target_itl_s - self._step_times.predict(streams)
+        reading_s = self._step_times.slopes_s[0] * first_position
+        if num_fitting >= num_left or reading_s <= MOST_READING * self._target_itl_s:
+            return None
+        num_tokens = self._step_times.most_prefill_tokens(
+            PAUSES * left_s,
+            NOTHING,
+            first_position=first_position,
+            at_most=min(num_left, self._limit),
+        )
+        return LongPiece(num_tokens, left_s) if num_tokens > num_fitting else None
+
+    def allows_before(self, running: SchedulerOutput, draft: StepDraft, num_tokens: int) -> bool:
         """Whether a prompt may have a step of its own before the rest of one that runs.
 
         It must fit in the step as a whole, and the requests of the other wait no longer than
@@ -58,7 +119,11 @@ class PromptBudget:
             return False
         if self._target_itl_s is None or self._step_times is None:
             return True
-        left_s = self._target_itl_s - self._step_times.predict(running)
+        if running.pause_after_s is not None:  # streams wait for what runs before it, as ever
+            return num_tokens <= self.most_tokens(
+                draft, first_position=0, at_most=num_tokens, is_alone=False
+            )
+        left_s = self._target_itl_s - self._step_times.predict(running.work)
         return num_tokens <= self._step_times.most_prefill_tokens(
             left_s, draft.work, first_position=0, at_most=num_tokens
         )

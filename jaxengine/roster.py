@@ -111,7 +111,7 @@ class Roster:
         draft: StepDraft,
         request: Request,
         now_s: float,
-        unwritten: Collection[int] = (),
+        unfinished: Collection[int] = (),
     ) -> str:
         """Give the head of the queue a row, its cached prefix, and blocks, if all of it fits.
 
@@ -122,8 +122,8 @@ class Roster:
             draft: the step.
             request: the head.
             now_s: when.
-            unwritten: blocks that a step has still to write; they are of no use to a request that
-                `has_blocks_for` it besides them.
+            unfinished: blocks that steps in flight have still to write or to read, which are of no
+                use before these; so many are free besides what the request needs.
 
         Returns:
             What it lacks, as in StepRecord.waiting_for; "" if it runs now.
@@ -139,7 +139,7 @@ class Roster:
         is_paused = request in self._paused
         num_cached = request.num_computed_tokens
         if not is_paused:
-            num_cached = self._kv.match_prefix(request, unwritten)
+            num_cached = self._kv.match_prefix(request, unfinished)
         spare = self._config.watermark_blocks if self.running else 0
         wanted = self._kv.blocks_needed(request, num_tokens) + spare
         lacking = self._paused.lacking_blocks(wanted, for_request=request)
@@ -153,7 +153,7 @@ class Roster:
                 self._blocked = (request, self._kv.num_free_blocks, self.num_received)
             return "kv_cache" if self.running.has_free_row else "seqs"
         self._paused.make_room(wanted, for_request=request)
-        reserved = self._kv.reserve(request, num_tokens, unwritten)
+        reserved = self._kv.reserve(request, num_tokens, unfinished)
         assert reserved, "admission checked that the whole request fits"
         self.start(request, num_cached, now_s)
         return ""
@@ -195,8 +195,22 @@ class Roster:
             and may_displace(request, self.running, fair_rows=self._fair_rows)
         )
 
-    def make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
-        """Reserve blocks for a running request, preempting others as long as needed."""
+    def make_room(
+        self,
+        draft: StepDraft,
+        request: Request,
+        num_tokens: int,
+        unfinished: Collection[int] = (),
+    ) -> bool:
+        """Reserve blocks for a running request, preempting others as long as needed.
+
+        Nobody is preempted where there are blocks that it must not get; see KVCacheManager.reserve.
+        """
+        if unfinished:
+            needed = self._kv.blocks_needed(request, num_tokens) + len(unfinished)
+            return needed <= self._kv.num_free_blocks and self._kv.reserve(
+                request, num_tokens, unfinished
+            )
         self._paused.make_room(self._kv.blocks_needed(request, num_tokens), for_request=request)
         while not self._kv.reserve(request, num_tokens):
             victim = pick_victim(self.running)

@@ -11,8 +11,7 @@ overtaken only by those that come within a bounded time after it, and nothing st
 tenants, the one that has had the least service comes first (see `tenants`).
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
 
 from jaxengine.batching import ClosedBatch
 from jaxengine.config import EngineConfig
@@ -20,7 +19,7 @@ from jaxengine.expiry import ExpiryQueue
 from jaxengine.kv_cache_manager import KVCacheManager
 from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.preemption import goes_first
-from jaxengine.prompt_budget import PromptBudget
+from jaxengine.prompt_budget import LongPiece, PromptBudget
 from jaxengine.request import Request, RequestStatus
 from jaxengine.roster import Roster
 from jaxengine.scheduler_output import SchedulerOutput
@@ -43,6 +42,7 @@ class Scheduler:
 
     Args:
         step_times: needed for `target_itl_s`.
+        can_overtake: a step can be run before the rest of one that runs.
     """
 
     def __init__(
@@ -52,14 +52,18 @@ class Scheduler:
         *,
         eos_token_ids: Sequence[int],
         step_times: StepTimeModel | None = None,
+        can_overtake: bool = False,
     ) -> None:
         self._config = config
+        self._takes_long_pieces = can_overtake and not config.num_speculative_tokens
         self._kv = kv
         self._prompt_budget = PromptBudget(config, step_times)
         self._batch = None if config.batching == "continuous" else ClosedBatch(config, kv)
         self.speculation = Speculation(config, kv, step_times)
         self.roster = Roster(config, kv, eos_token_ids=eos_token_ids, batch=self._batch)
         self._expiry = ExpiryQueue()
+        # A prompt whose next piece is to be computed alone, in the next step.
+        self._next_alone: tuple[Request, LongPiece] | None = None
         self.generation_tokens = 0
 
     @property
@@ -111,6 +115,9 @@ class Scheduler:
         """
         draft = StepDraft(self._config.scheduled_tokens_limit)
         preemptions_before = self.roster.num_preemptions
+        next_alone, self._next_alone = self._next_alone, None
+        if next_alone is not None and next_alone[0].status is RequestStatus.RUNNING:
+            return self._schedule_alone(draft, *next_alone)
         if self._batch is None:
             prompts = self._schedule_decodes(draft)
             may_join = self.roster.num_preemptions == preemptions_before
@@ -125,19 +132,25 @@ class Scheduler:
     def schedule_before(self, running: Sequence[SchedulerOutput], now_s: float) -> SchedulerOutput:
         """Choose who should not wait for the rest of steps in flight, for a step before that.
 
-        Those are newcomers that `may_overtake`, with all of their prompts. The blocks that are
-        still to be written, whose they ever are by now, they neither read nor get.
+        Those are newcomers that `may_overtake`, with all of their prompts, and streams, if what
+        runs is a long piece of a prompt. Blocks that are still to be written they neither read nor
+        get, nor those that are still read, though whom they belonged to has given them back.
         """
         draft = StepDraft(self._config.scheduled_tokens_limit)
         preemptions_before = self.roster.num_preemptions
-        unwritten = self._written_blocks(running)
+        unfinished = self._unfinished_blocks(running)
+        if running[0].pause_after_s is not None:
+            its = {item.request for step in running for item in step.scheduled}
+            self._schedule_decodes(draft, others_than=its, unfinished=unfinished)
         while (head := self.roster.waiting.head()) is not None:
             if not self.may_overtake(head, running, draft):
                 break
-            if self.roster.admit(draft, head, now_s, unwritten):
+            if self.roster.admit(draft, head, now_s, unfinished):
                 break  # something is lacking
             self._kv.remember(head, head.num_tokens)
             draft.take(head, head.num_tokens - head.num_computed_tokens)
+        for request in draft.filled:
+            self._kv.remember(request, request.num_computed_tokens)
         if self.roster.waiting:  # as others do for what the steps in flight leave
             draft.waiting_for = running[-1].waiting_for or "tokens"
         return draft.output(num_preempted=self.roster.num_preemptions - preemptions_before)
@@ -164,9 +177,9 @@ class Scheduler:
             and request.first_scheduled_time_s is None
             and self.roster.is_owed_row(request)
             and self._prompt_budget.allows_before(
-                running[0].work, draft or StepDraft(self._config.scheduled_tokens_limit), num_tokens
+                running[0], draft or StepDraft(self._config.scheduled_tokens_limit), num_tokens
             )
-            and self.roster.has_blocks_for(request, besides=len(self._written_blocks(running)))
+            and self.roster.has_blocks_for(request, besides=len(self._unfinished_blocks(running)))
         )
 
     def update(
@@ -232,12 +245,37 @@ class Scheduler:
 
     # One step.
 
-    def _written_blocks(self, steps: Iterable[SchedulerOutput]) -> frozenset[int]:
+    def _unfinished_blocks(self, steps: Iterable[SchedulerOutput]) -> frozenset[int]:
+        """Return the blocks that are no use to others before these steps: see `schedule_before`."""
         block_size = self._config.block_size
-        return frozenset(chain.from_iterable(step.written_blocks(block_size) for step in steps))
+        return frozenset[int]().union(
+            *(step.written_blocks(block_size) | step.lost_blocks() for step in steps)
+        )
 
-    def _schedule_decodes(self, draft: StepDraft) -> list[Request]:
+    def _schedule_alone(
+        self, draft: StepDraft, request: Request, piece: LongPiece
+    ) -> SchedulerOutput:
+        """Compute a long piece of a prompt; those that decode run before the rest of it."""
+        first = request.num_computed_tokens
+        num_new = min(piece.num_tokens, request.num_tokens - first)
+        self._kv.remember(request, first + num_new)
+        draft.take(request, num_new)
+        draft.waiting_for = "tokens" if self.roster.waiting else ""
+        return draft.output(pause_after_s=piece.pause_after_s)
+
+    def _schedule_decodes(
+        self,
+        draft: StepDraft,
+        *,
+        others_than: Collection[Request] = (),
+        unfinished: Collection[int] = (),
+    ) -> list[Request]:
         """Give a token to each running request that needs just one.
+
+        Args:
+            draft: the step.
+            others_than: requests that get none.
+            unfinished: blocks that nobody may get. Where there are some, nobody is preempted.
 
         Returns:
             Those that need more: prompts, and what a preemption lost.
@@ -247,6 +285,8 @@ class Scheduler:
         prompts = []
         block_size = self._config.block_size
         for request in running:
+            if request in others_than:
+                continue
             num_pending = request.num_pending_tokens
             num_tokens = len(request.token_ids) + num_pending
             num_new = num_tokens - request.num_computed_tokens
@@ -263,7 +303,7 @@ class Scheduler:
                 and request.status is RequestStatus.RUNNING  # not preempted just now
                 and (
                     num_tokens <= request.num_slots
-                    or self.roster.make_room(draft, request, num_tokens)
+                    or self.roster.make_room(draft, request, num_tokens, unfinished)
                 )
             ):
                 if num_tokens % block_size == 0:
@@ -302,6 +342,13 @@ class Scheduler:
             num_new = self._prompt_budget.most_tokens(
                 draft, first_position=first, at_most=num_left, is_alone=is_alone
             )
+            if request is partial and self._takes_long_pieces and not draft.has_prompts:
+                piece = self._prompt_budget.long_piece(
+                    draft.work, first_position=first, num_left=num_left, num_fitting=num_new
+                )
+                if piece is not None:
+                    self._next_alone = request, piece
+                    break
             self._kv.remember(request, first + max(num_new, 1))
             draft.take(request, max(num_new, 1))  # it has joined
         if not draft.waiting_for:  # nobody may join in a step that preempted

@@ -65,6 +65,8 @@ class SchedulerOutput:
             each ended request of a batch that has not ended.
         waiting_for: what the first waiting request waits for, as in StepRecord.
         work: what the device has to do.
+        pause_after_s: how long it may run before others should run before its rest; None: to its
+            end.
     """
 
     scheduled: tuple[ScheduledRequest, ...]
@@ -74,6 +76,7 @@ class SchedulerOutput:
     ended_rows: tuple[ScheduledRequest, ...] = ()
     waiting_for: str = ""
     work: StepWork
+    pause_after_s: float | None = None
 
     @property
     def items(self) -> tuple[ScheduledRequest, ...]:
@@ -89,6 +92,15 @@ class SchedulerOutput:
                 item.first_position // block_size,
                 (item.first_position + item.num_new_tokens - 1) // block_size + 1,
             )
+        )
+
+    def lost_blocks(self) -> frozenset[int]:
+        """Return the blocks that it reads or writes, and its requests have given back since."""
+        return frozenset(
+            block_id
+            for item in self.items
+            if item.block_ids is not item.request.block_ids
+            for block_id in item.block_ids
         )
 
     @property

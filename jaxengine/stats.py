@@ -35,7 +35,7 @@ class EngineStats:
             among them that were right.
         num_preemptions: times a request made room for another, as in RequestTiming.
         num_steps: passes of the engine.
-        num_steps_overtaken: times one of them was paused for who should not wait for its rest.
+        num_steps_overtaken: times that some were run before the rest of others.
         step_times: count of steps per bucket of STEP_TIME_BUCKETS, last one = beyond.
         step_time_sum_s: time on the device over all steps.
         num_predicted_steps: steps whose time was predicted.

@@ -155,8 +155,10 @@ class StepDraft:
         """Fill a slot of a request that has ended while its batch has not."""
         self.ended_rows.append(self._filler(request, position, 1))
 
-    def output(self, *, num_preempted: int) -> SchedulerOutput:
-        """Return the finished step."""
+    def output(
+        self, *, num_preempted: int = 0, pause_after_s: float | None = None
+    ) -> SchedulerOutput:
+        """Return the finished step; the arguments are as in SchedulerOutput."""
         return SchedulerOutput(
             scheduled=tuple(self.scheduled),
             num_tokens=self._full_budget - self.budget - self._wasted_slots,
@@ -165,6 +167,7 @@ class StepDraft:
             ended_rows=tuple(self.ended_rows),
             waiting_for=self.waiting_for,
             work=self.work,
+            pause_after_s=pause_after_s,
         )
 
     def _filler(self, request: Request, first: int, num_slots: int) -> ScheduledRequest:

@@ -184,8 +184,10 @@ class FakeModelRunner:
         self._require(self._in_flight == indices, "they are not all that is in flight")
         self._slots, self._last_token = dict(running[0].slots), dict(running[0].last_token)
         self._in_flight.clear()
-        step = self.execute_one(output)
-        self._in_flight += indices
+        try:
+            step = self.execute_one(output)
+        finally:
+            self._in_flight += indices
         self.num_overtaken += 1
         rests = [self._go_on(running[0], begun=True)]
         rests += [self._go_on(rest, begun=False) for rest in running[1:]]

@@ -19,6 +19,11 @@ class KnownTimes(StepTimeModel):
         attended = work.decode_context + work.prefill_context
         return 0.010 + 0.001 * work.num_tokens + self._position_s * attended
 
+    @property
+    def slopes_s(self) -> tuple[float, float, float]:
+        # Prompts read nothing of their own, in these predictions; that streams do costs as much.
+        return (self._position_s, self._position_s, 0.0)
+
     def observe(self, work: StepWork, duration_s: float) -> float:
         self.observed.append((work, duration_s))
         return 0.0

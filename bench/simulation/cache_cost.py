@@ -50,15 +50,15 @@ class _TimedCache(KVCacheManager):
         self.seconds = 0.0
         self._clock = clock
 
-    def match_prefix(self, request: Request, unwritten: Collection[int] = ()) -> int:
+    def match_prefix(self, request: Request, unfinished: Collection[int] = ()) -> int:
         start_s = self._clock()
-        found = super().match_prefix(request, unwritten)
+        found = super().match_prefix(request, unfinished)
         self.seconds += self._clock() - start_s
         return found
 
-    def reserve(self, request: Request, num_tokens: int, unwritten: Collection[int] = ()) -> bool:
+    def reserve(self, request: Request, num_tokens: int, unfinished: Collection[int] = ()) -> bool:
         start_s = self._clock()
-        found = super().reserve(request, num_tokens, unwritten)
+        found = super().reserve(request, num_tokens, unfinished)
         self.seconds += self._clock() - start_s
         return found
 

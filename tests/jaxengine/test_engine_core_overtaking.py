@@ -57,7 +57,7 @@ def test_all_that_come_while_a_step_runs_share_the_step_that_overtakes():
 def test_two_steps_in_flight_are_both_overtaken():
     loop = flooded(step_times=KnownTimes())
     while len(loop.core.steps_in_flight) < 2:
-        loop.core._busy_since_s = loop.clock.now_s  # the clock of this loop is slow
+        loop.core._in_flight.busy_since_s = loop.clock.now_s  # the clock of this loop is slow
         loop.core._in_flight[0].left_s = 100.0
         loop.step()
     before = loop.core.steps_in_flight
@@ -155,3 +155,42 @@ def test_steps_fail_together_with_the_one_that_overtakes_them():
     assert loop.ends["light"].finish_reason is FinishReason.ERROR
     assert {loop.ends[f"flood-{i}"].finish_reason for i in range(4)} == {FinishReason.ERROR}
     loop.check_idle()
+
+
+def long_prompt_beside_streams(**changes) -> EngineLoop:
+    """Two streams that decode, and a prompt of 200 tokens, of which 40 are computed at once."""
+    config = small_config(
+        **{
+            "num_blocks": 61,
+            "max_model_len": 256,
+            "max_num_batched_tokens": 64,
+            "target_itl_s": 0.025,
+        }
+        | changes
+    )
+    loop = EngineLoop(config, step_times=KnownTimes())
+    for name in "ab":
+        loop.add(name, (5, 7, 8), max_tokens=60)
+    for _ in range(3):
+        loop.step()
+    loop.add("long", tuple(range(40)) * 5, max_tokens=3)
+    loop.runner.num_vain_looks = 2
+    return loop
+
+
+def test_streams_run_before_the_rest_of_a_long_piece_of_a_prompt():
+    loop = long_prompt_beside_streams()
+    loop.run()
+    loop.check_answers()
+    loop.check_idle()
+    pieces = [step[0][1] for step in loop.runner.steps if step[0][0] == "long" and len(step) == 1]
+    # Beside the streams there is time for less than ten tokens.
+    beside = [
+        tokens
+        for step in loop.runner.steps
+        if len(step) > 1
+        for name, tokens in step
+        if name == "long" and tokens > 1
+    ]
+    assert max(beside) < 13 < max(pieces) <= 64
+    assert loop.runner.num_overtaken > 0

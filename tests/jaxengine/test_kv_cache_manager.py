@@ -303,10 +303,10 @@ def test_a_prefix_ends_before_the_first_block_that_is_not_written_yet():
     kv = manager()
     first = make_request("first", range(40))
     admit(kv, first)
-    unwritten = {first.block_ids[2]}
+    unfinished = {first.block_ids[2]}
     second = make_request("second", range(40))
-    assert kv.match_prefix(second, unwritten) == 16
-    assert kv.reserve(second, 40, unwritten)
+    assert kv.match_prefix(second, unfinished) == 16
+    assert kv.reserve(second, 40, unfinished)
     assert second.block_ids[:2] == first.block_ids[:2]
-    assert not unwritten & set(second.block_ids)
+    assert not unfinished & set(second.block_ids)
     kv.check_integrity()

@@ -81,10 +81,10 @@ def test_what_is_still_to_be_written_is_no_prefix_and_nobodys_block():
     first = its.add("first", range(20))
     assert its.admit(first) == ""
     its.kv.remember(first, 20)
-    unwritten = {*first.block_ids, 10}
-    assert its.admit(second := its.add("second", range(20)), unwritten=unwritten) == ""
+    unfinished = {*first.block_ids, 10}
+    assert its.admit(second := its.add("second", range(20)), unfinished=unfinished) == ""
     assert second.num_computed_tokens == 0
-    assert not set(second.block_ids) & unwritten
+    assert not set(second.block_ids) & unfinished
     # Once it is written, two blocks of eight are shared.
     assert its.admit(third := its.add("third", range(20))) == ""
     assert (third.num_computed_tokens, third.block_ids[:2]) == (16, first.block_ids[:2])

@@ -67,6 +67,8 @@ class EngineLaws(RuleBasedStateMachine):
     EngineLoop and its device check each step; the laws of the whole are checked at the end.
     """
 
+    POSITION_S = 0.0001
+
     @initialize(
         overlap=st.booleans(),
         caching=st.booleans(),
@@ -128,7 +130,7 @@ class EngineLaws(RuleBasedStateMachine):
             config,
             vocab_size=VOCAB_SIZE,
             eos=EOS,
-            step_times=KnownTimes(),
+            step_times=KnownTimes(self.POSITION_S),
             next_token=repetitive(VOCAB_SIZE) if repeats else None,
         )
         self.loop.runner.num_vain_looks = num_vain_looks
@@ -218,7 +220,9 @@ def _check_limits(request: Request, end: RequestOutput) -> None:
 
 
 class OvertakingLaws(EngineLaws):
-    """The same with room enough that steps are often overtaken."""
+    """The same with room enough that steps are often overtaken, and slow reading of contexts."""
+
+    POSITION_S = 0.0004
 
     @initialize(
         caching=st.booleans(),
@@ -227,9 +231,17 @@ class OvertakingLaws(EngineLaws):
         num_failures=st.sampled_from((0, 0, 1)),
         num_guessed=st.sampled_from((0, 3)),
         num_vain_looks=st.sampled_from((3, 6)),
+        target_ms=st.sampled_from((None, 20, 26)),
     )
     def start(
-        self, caching, num_usable, max_num_seqs, num_failures, num_guessed, num_vain_looks
+        self,
+        caching,
+        num_usable,
+        max_num_seqs,
+        num_failures,
+        num_guessed,
+        num_vain_looks,
+        target_ms,
     ) -> None:
         super().start(
             overlap=True,
@@ -243,7 +255,7 @@ class OvertakingLaws(EngineLaws):
             batching="continuous",
             policy="fair",
             threshold=0,
-            target_ms=None,
+            target_ms=target_ms,
             decode_steps=1,
             num_guessed=num_guessed,
             repeats=num_guessed > 0,
