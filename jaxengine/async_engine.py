@@ -314,6 +314,8 @@ class AsyncEngine:
             try:
                 message = self._inbox.get(block=wait_s != 0, timeout=wait_s)
             except queue.Empty:
+                if wait_s:
+                    continue  # it may not be time yet: some wait in order to look at something
                 return outputs, True
             match message:
                 case Request():

@@ -43,12 +43,6 @@ class PackedStep(NamedTuple):
     serial: int
     num_slots: int
 
-    def renumbered(self, serial: int) -> "PackedStep":
-        """Return the same step with another serial number."""
-        packed = self.packed.copy()
-        self.layout.views(packed)["serial"][...] = serial
-        return self._replace(packed=packed, serial=serial)
-
 
 class BatchBuilder:
     """Packs scheduled requests into the smallest bucket that holds them.

@@ -107,19 +107,17 @@ class EngineCore:
         now_s = self._clock()
         if self._has_overtakers:
             return 0.0
-        if self._is_next_launched:
-            if not self._in_flight.is_worth_looking():
+        in_flight = self._in_flight
+        if in_flight and (self._is_next_launched or in_flight[0].began_s is not None):
+            # One that was overtaken has less left, or more, than was foreseen.
+            if not in_flight.is_worth_looking():
                 return 0.0
-            return self._in_flight.seconds_to_look(self._clock())
-        if self._in_flight:
-            predicted_s = self._in_flight.left_s()
-            if predicted_s is None:
-                return 0.0
-            begins_at_s = self._launch_timer.begins_at_s(self._in_flight.busy_since_s, predicted_s)
-            pauses_at_s = self._in_flight.pauses_at_s()
-            if pauses_at_s is not None:
-                begins_at_s = pauses_at_s
-            return max(0.0, begins_at_s - now_s)
+            look_s = in_flight.seconds_to_look(now_s)
+            begins_s = None if self._is_next_launched else self._begins_at_s()
+            return look_s if begins_s is None else min(look_s, max(0.0, begins_s - now_s))
+        if in_flight:
+            begins_s = self._begins_at_s()
+            return 0.0 if begins_s is None else max(0.0, begins_s - now_s)
         event_s = self._scheduler.next_event_s(now_s)
         return None if event_s is None else max(0.0, event_s - now_s)
 
@@ -258,6 +256,13 @@ class EngineCore:
             if len(handles) == self._config.decode_steps:
                 step.num_together = len(handles) - index
         return len(handles)
+
+    def _begins_at_s(self) -> float | None:
+        """Return when to decide on the step after those in flight; None if that is not known."""
+        predicted_s, pauses_at_s = self._in_flight.left_s(), self._in_flight.pauses_at_s()
+        if predicted_s is None or pauses_at_s is not None:
+            return pauses_at_s
+        return self._launch_timer.begins_at_s(self._in_flight.busy_since_s, predicted_s)
 
     @property
     def _is_next_launched(self) -> bool:

@@ -47,12 +47,14 @@ class InFlight:
     Attributes:
         busy_since_s: since when it is with what runs now.
         busy_s: with all that it was given before.
+        streams_ran_s: when it had last run a step that is no long piece of a prompt.
     """
 
     def __init__(self) -> None:
         self._steps: deque[StepInFlight] = deque()
         self.busy_since_s = 0.0
         self.busy_s = 0.0
+        self.streams_ran_s = 0.0
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -78,7 +80,9 @@ class InFlight:
         return self._steps[0]
 
     def drop_first(self) -> None:
-        self._steps.popleft()
+        """Forget the first step, which has ended at `busy_since_s`."""
+        if self._steps.popleft().output.pause_after_s is None:
+            self.streams_ran_s = self.busy_since_s
 
     def clear(self) -> None:
         self._steps.clear()
@@ -98,9 +102,10 @@ class InFlight:
             return None
         step = self._steps[0]
         after_s = step.output.pause_after_s
-        if after_s is None or step.left_s is None or step.left_s <= after_s:
+        if after_s is None or step.left_s is None:
             return None
-        return self.busy_since_s + after_s
+        pauses_at_s = self.streams_ran_s + after_s
+        return pauses_at_s if pauses_at_s < self.busy_since_s + step.left_s else None
 
     def is_worth_looking(self) -> bool:
         """Whether one should look when the first step is done, rather than wait for it."""

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array, Int
+from numpy.typing import NDArray
 
 from jaxengine.batch import PackedStep
 from jaxengine.logprobs import read_logprobs
@@ -35,11 +36,13 @@ class Launch(NamedTuple):
 
     Attributes:
         step: the step.
+        sent: its packed buffer, on the host or on the device.
         rules: for the choice of its tokens.
         items: the scheduled requests.
     """
 
     step: PackedStep
+    sent: NDArray[np.int32] | Int[Array, "_"]
     rules: RuleArrays
     items: Sequence[ScheduledRequest]
 

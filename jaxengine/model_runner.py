@@ -114,6 +114,7 @@ class JaxModelRunner:
             num_seqs: self._devices.replicate(self._rule_layout(num_seqs).resident())
             for num_seqs in {bucket.num_seqs for bucket in self.buckets}
         }
+        self._nothing = jnp.zeros((0, 0), jnp.int32)
         self._booleans = (jnp.bool_(False), jnp.bool_(True))
         self._nothing_begun: dict[Bucket, Begun] = {}
         if self.can_overtake:
@@ -286,9 +287,9 @@ class JaxModelRunner:
             # Who ends on the way leaves a hole in the bucket.
             launches.append(self._pack(output, launches[0].step.layout if launches else None))
         if len(launches) > 1 and len(launches) == self._num_ahead:
-            packed = np.stack([step.packed for step, _, _ in launches])
+            packed = np.stack([launch.step.packed for launch in launches])
             sampled = self._launch_ahead(launches[0].step.layout, packed)
-            return [JaxStepOfMany(sampled, i, step) for i, (step, _, _) in enumerate(launches)]
+            return [JaxStepOfMany(sampled, i, launch.step) for i, launch in enumerate(launches)]
         return [self._launch(launch) for launch in launches]
 
     def overtake(
@@ -307,9 +308,13 @@ class JaxModelRunner:
 
     def _launch_rest(self, running: JaxStep, *, knows_tokens: bool) -> JaxStep:
         assert running.begun is not None
-        step = running.launch.step.renumbered(self._next_serial())
-        begun = running.begun._replace(knows_tokens=self._booleans[knows_tokens])
-        return self._launch(running.launch._replace(step=step), begun)
+        # What was sent once need not be sent again.
+        sent = jax.device_put(running.launch.sent)
+        step = running.launch.step._replace(serial=self._next_serial())
+        begun = running.begun._replace(
+            knows_tokens=self._booleans[knows_tokens], serial=np.int32(step.serial)
+        )
+        return self._launch(running.launch._replace(step=step, sent=sent), begun)
 
     def seconds_on_device(self, output: SchedulerOutput, *, repeats: int) -> float:
         """Run a step over and over; return what it takes where no host is waited for.
@@ -328,7 +333,7 @@ class JaxModelRunner:
         rules = self._no_rules[step.layout.bucket.num_seqs]
         if step.rules:
             rules = self._rule_layout(step.layout.bucket.num_seqs).pack(step.rules, rules)
-        return Launch(step, rules, output.scheduled)
+        return Launch(step, step.packed, rules, output.scheduled)
 
     def _next_serial(self) -> int:
         """Return a number for a step that can be paused, 0 if none can."""
@@ -386,31 +391,41 @@ class JaxModelRunner:
 
     def _launch(self, launch: Launch, begun: Begun | None = None) -> JaxStep:
         """Start a step, or what is left of one that has begun."""
-        layout, packed, rules = launch.step.layout, launch.step.packed, launch.rules
+        layout, packed, rules = launch.step.layout, launch.sent, launch.rules
+        samples = self._group is not None or any(item.samples for item in launch.items)
         if self._group is not None:
             sent = {name: a for name, a in rules._asdict().items() if isinstance(a, np.ndarray)}
-            order = StepOrder(self._builder.layouts.index(layout), {"packed": packed, **sent})
+            order = StepOrder(
+                self._builder.layouts.index(layout), {"packed": np.asarray(packed), **sent}
+            )
             self._group.tell(order)
-        results, reached = self._run(layout, packed, rules, begun)
+        results, reached = self._run(layout, packed, rules, begun, samples=samples)
         return JaxStep(results, launch, reached)
 
     def _run(
         self,
         layout: BatchLayout,
-        packed: NDArray[np.int32],
+        packed: NDArray[np.int32] | Array,
         rules: RuleArrays,
         begun: Begun | None = None,
+        *,
+        samples: bool = True,
     ) -> tuple[StepResults, Begun | None]:
         last_token = self._state.last_token
         operands = [self._weights, self._state.kv_cache, last_token, packed]
         if self.can_overtake:
             operands.append(begun or self._nothing_begun[layout.bucket])
         kv_cache, forwarded, prompt_rows, *reached = self._forward[layout.bucket](*operands)
+        begun = reached[0] if reached else None
+        if not samples:
+            # Nobody reads the tokens, but one can wait for them.
+            self._state = DeviceState(kv_cache, last_token)
+            return StepResults(forwarded.pending, self._nothing, prompt_rows), begun
         last_token, sampled, rows = self._choose[layout.bucket.num_seqs](
             self._weights, last_token, forwarded, rules
         )
         self._state = DeviceState(kv_cache, last_token)
-        return StepResults(sampled, rows, prompt_rows), reached[0] if reached else None
+        return StepResults(sampled, rows, prompt_rows), begun
 
     def _launch_ahead(self, layout: BatchLayout, packed: NDArray[np.int32]) -> Int[Array, "K S"]:
         """Start several steps, none of which has rules; return their tokens."""

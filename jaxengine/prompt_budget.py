@@ -9,12 +9,12 @@ from jaxengine.step_time import StepTimeModel, StepWork
 
 __all__ = ["LongPiece", "PromptBudget"]
 
-# A prompt is computed in long pieces beside streams if a short one would spend more than this share
-# of a step's time on reading what lies before it.
-MOST_READING = 0.05
+# A prompt is computed in long pieces beside streams if more than so many tokens lie before it for
+# each that a step of the streams has time for.
+MOST_BEFORE = 32
 
 # So many steps of the streams overtake a long piece.
-PAUSES = 8
+PAUSES = 12
 
 NOTHING = StepWork(
     num_tokens=0,
@@ -77,7 +77,7 @@ class PromptBudget:
         return max(fitting, least)
 
     def long_piece(
-        self, streams: StepWork, *, first_position: int, num_left: int, num_fitting: int
+        self, streams: StepDraft, *, first_position: int, num_left: int
     ) -> LongPiece | None:
         """Return a piece that is to be computed alone, if it is better than one beside streams.
 
@@ -88,13 +88,16 @@ class PromptBudget:
             streams: a step of those that decode.
             first_position: of the prompt's next token.
             num_left: tokens of the prompt.
-            num_fitting: those among them that a step of the streams has time for.
         """
         if self._target_itl_s is None or self._step_times is None or self._threshold:
             return None
-        left_s = self._target_itl_s - self._step_times.predict(streams)
-        reading_s = self._step_times.slopes_s[0] * first_position
-        if num_fitting >= num_left or reading_s <= MOST_READING * self._target_itl_s:
+        if not streams.num_decodes:
+            return None
+        left_s = self._target_itl_s - self._step_times.predict(streams.work)
+        num_fitting = self.most_tokens(
+            streams, first_position=first_position, at_most=num_left, is_alone=False
+        )
+        if num_fitting >= num_left or first_position <= MOST_BEFORE * num_fitting or left_s <= 0:
             return None
         num_tokens = self._step_times.most_prefill_tokens(
             PAUSES * left_s,

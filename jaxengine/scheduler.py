@@ -142,6 +142,7 @@ class Scheduler:
         if running[0].pause_after_s is not None:
             its = {item.request for step in running for item in step.scheduled}
             self._schedule_decodes(draft, others_than=its, unfinished=unfinished)
+            self._plan_alone(draft, running[-1].scheduled[0].request)
         while (head := self.roster.waiting.head()) is not None:
             if not self.may_overtake(head, running, draft):
                 break
@@ -252,6 +253,21 @@ class Scheduler:
             *(step.written_blocks(block_size) | step.lost_blocks() for step in steps)
         )
 
+    def _plan_alone(self, draft: StepDraft, request: Request) -> bool:
+        """Have the next step compute a long piece of a prompt, if that is better than beside these.
+
+        Args:
+            draft: a step of those that decode.
+            request: it has begun.
+        """
+        first = request.num_computed_tokens
+        num_left = request.num_tokens - first
+        if not self._takes_long_pieces or request.num_pending_tokens or num_left < 1:
+            return False
+        piece = self._prompt_budget.long_piece(draft, first_position=first, num_left=num_left)
+        self._next_alone = None if piece is None else (request, piece)
+        return piece is not None
+
     def _schedule_alone(
         self, draft: StepDraft, request: Request, piece: LongPiece
     ) -> SchedulerOutput:
@@ -342,13 +358,8 @@ class Scheduler:
             num_new = self._prompt_budget.most_tokens(
                 draft, first_position=first, at_most=num_left, is_alone=is_alone
             )
-            if request is partial and self._takes_long_pieces and not draft.has_prompts:
-                piece = self._prompt_budget.long_piece(
-                    draft.work, first_position=first, num_left=num_left, num_fitting=num_new
-                )
-                if piece is not None:
-                    self._next_alone = request, piece
-                    break
+            if request is partial and not draft.has_prompts and self._plan_alone(draft, request):
+                break
             self._kv.remember(request, first + max(num_new, 1))
             draft.take(request, max(num_new, 1))  # it has joined
         if not draft.waiting_for:  # nobody may join in a step that preempted

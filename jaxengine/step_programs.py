@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -63,18 +64,20 @@ class Begun(NamedTuple):
         pending: as in Forwarded.
         knows_tokens: whether both are those of its tokens. It does not as long as the step before
             it has to choose some of them; and after other steps the device no longer does.
+        serial: the number with which it goes on; 0: that with which it began.
     """
 
     partway: Partway
     pending: Int[Array, "S"]
     knows_tokens: Bool[Array, ""]
+    serial: Int[Array, ""] | np.int32
 
     @classmethod
     def nothing(cls, layout: BatchLayout, width: int) -> "Begun":
         """Return where a step of a bucket stands before its first layer; `width` of the stream."""
         stream = jnp.zeros((layout.bucket.num_tokens, width), jnp.float32)
         pending = jnp.zeros(layout.bucket.num_seqs, jnp.int32)
-        return cls(Partway(stream, jnp.int32(0)), pending, jnp.bool_(False))
+        return cls(Partway(stream, jnp.int32(0)), pending, jnp.bool_(False), jnp.int32(0))
 
 
 type Weights = list[Array]
@@ -156,7 +159,7 @@ def make_go_on(
             kv_cache,
             batch.attention,
             num_slots=batch.num_slots,
-            serial=batch.serial,
+            serial=jnp.where(begun.serial == 0, batch.serial, begun.serial),
         )
         is_over = partway.layer == decoder.config.num_layers
         hidden_TD = partway.stream
@@ -165,7 +168,7 @@ def make_go_on(
         forwarded = Forwarded(hidden_TD[batch.sample_indices], pending_S, choice)
         batch = batch._replace(any_targets=batch.any_targets & is_over)
         logprobs_TF = _prompt_logprobs(decoder, layout, batch, hidden_TD)
-        return kv_cache, forwarded, logprobs_TF, Begun(partway, pending_S, begun.knows_tokens)
+        return kv_cache, forwarded, logprobs_TF, begun._replace(partway=partway, pending=pending_S)
 
     return go_on
 

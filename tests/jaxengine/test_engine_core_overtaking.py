@@ -158,22 +158,23 @@ def test_steps_fail_together_with_the_one_that_overtakes_them():
 
 
 def long_prompt_beside_streams(**changes) -> EngineLoop:
-    """Two streams that decode, and a prompt of 200 tokens, of which 40 are computed at once."""
+    """Two streams that decode, and a prompt of 600 tokens beside them, in steps of 25 ms."""
     config = small_config(
         **{
-            "num_blocks": 61,
-            "max_model_len": 256,
+            "num_blocks": 121,
+            "max_model_len": 800,
             "max_num_batched_tokens": 64,
             "target_itl_s": 0.025,
         }
         | changes
     )
-    loop = EngineLoop(config, step_times=KnownTimes())
+    # Two decodes take 12 ms, and hardly more for what they attend to.
+    loop = EngineLoop(config, step_times=KnownTimes(position_s=1e-9))
     for name in "ab":
-        loop.add(name, (5, 7, 8), max_tokens=60)
+        loop.add(name, (5, 7, 8), max_tokens=150)
     for _ in range(3):
         loop.step()
-    loop.add("long", tuple(range(40)) * 5, max_tokens=3)
+    loop.add("long", tuple(range(40)) * 15, max_tokens=3)
     loop.runner.num_vain_looks = 2
     return loop
 
@@ -183,14 +184,32 @@ def test_streams_run_before_the_rest_of_a_long_piece_of_a_prompt():
     loop.run()
     loop.check_answers()
     loop.check_idle()
-    pieces = [step[0][1] for step in loop.runner.steps if step[0][0] == "long" and len(step) == 1]
-    # Beside the streams there is time for less than ten tokens.
-    beside = [
-        tokens
-        for step in loop.runner.steps
-        if len(step) > 1
-        for name, tokens in step
-        if name == "long" and tokens > 1
-    ]
-    assert max(beside) < 13 < max(pieces) <= 64
-    assert loop.runner.num_overtaken > 0
+    steps = [dict(step) for step in loop.runner.steps]
+    beside = [step["long"] for step in steps if len(step) == 3]
+    alone = [step["long"] for step in steps if list(step) == ["long"]]
+    # Beside the streams there is time for 12 tokens, as long as no more than 32 x 12 = 384 lie
+    # before: 33 times. Then 204 are left, of which a step takes 64, until 12 are left.
+    assert beside == [12] * 34 + [1, 1]
+    assert alone == [64] * 3
+    assert loop.runner.num_overtaken == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"target_itl_s": None}, {"num_speculative_tokens": 2}, {"overlap": False}],
+    ids=["no target", "guessing", "no overlap"],
+)
+def test_prompts_are_computed_beside_streams_otherwise(changes):
+    loop = long_prompt_beside_streams(**changes)
+    loop.run()
+    loop.check_answers()
+    assert loop.runner.num_overtaken == 0
+
+
+def test_streams_need_not_wait_for_a_long_piece_that_has_no_blocks_left_for_all_of_them():
+    # 75 blocks for the prompt, one and then more for each stream: somebody has to be preempted.
+    loop = long_prompt_beside_streams(num_blocks=79, max_model_len=620)
+    loop.run()
+    loop.check_answers()
+    loop.check_idle()
+    assert loop.stats.num_preemptions > 0

@@ -29,7 +29,7 @@ def test_tokens_come_back_in_the_order_of_the_scheduler_whatever_that_of_the_bat
     assert step.sequences == [1, 0]  # a single token is packed first
     sampled = jnp.array([30, 40, 0, 0])
     results = StepResults(sampled, jnp.zeros((4, 0), jnp.int32), jnp.zeros((16, 0), jnp.int32))
-    found = JaxStep(results, Launch(step, None, output.scheduled))
+    found = JaxStep(results, Launch(step, step.packed, None, output.scheduled))
     assert (found.result(), found.num_slots, found.logprobs()) == ([40, 30], 16, {})
     assert found.is_done()
     assert found.launch.step.serial == 7

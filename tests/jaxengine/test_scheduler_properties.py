@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine_loop import EngineLoop, small_config
 from fake_runner import repetitive
+from jaxengine import prompt_budget
 from jaxengine.engine_core import MAX_FAILURES_IN_A_ROW
 from jaxengine.outputs import FinishReason, RequestOutput
 from jaxengine.request import Request
@@ -223,6 +224,7 @@ class OvertakingLaws(EngineLaws):
     """The same with room enough that steps are often overtaken, and slow reading of contexts."""
 
     POSITION_S = 0.0004
+    MOST_BEFORE = 1  # so that pieces of prompts this short are long pieces
 
     @initialize(
         caching=st.booleans(),
@@ -243,6 +245,8 @@ class OvertakingLaws(EngineLaws):
         num_vain_looks,
         target_ms,
     ) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(prompt_budget, "MOST_BEFORE", self.MOST_BEFORE)
         super().start(
             overlap=True,
             caching=caching,
@@ -261,6 +265,12 @@ class OvertakingLaws(EngineLaws):
             repeats=num_guessed > 0,
             num_vain_looks=num_vain_looks,
         )
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.patch.undo()
 
     @rule(tenant=st.sampled_from(("", "light")), batch=st.lists(requests(), max_size=4))
     def flood_and_come_late(self, tenant, batch) -> None:
