@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import count
 
 import jax.numpy as jnp
 import pytest
@@ -53,7 +54,7 @@ def test_a_key_that_was_not_written_is_found(monkeypatch):
 
 def test_a_wrong_answer_has_an_exit_code_of_its_own(monkeypatch, capsys):
     """Python ends with 1 for whatever it raises, also where there is no memory for the test."""
-    monkeypatch.setattr(native, "load", lambda library: "AVX2")
+    monkeypatch.setattr(native, "load", lambda _: native.NativeLibrary("AVX2", print, count()))
     monkeypatch.setattr(
         self_test, "find_fault", lambda dtype, **_: "wrong by 3" if dtype == "int8" else None
     )
