@@ -43,10 +43,11 @@ class RecordedStep:
     end_s: float
     num_slots: int
     shares: tuple[RecordedShare, ...]
+    overtaken_s: float = 0.0
 
     @property
     def duration_s(self) -> float:
-        return self.end_s - self.device_start_s
+        return self.end_s - self.device_start_s - self.overtaken_s
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +113,7 @@ def parse_steps(body: Any) -> Iterable[RecordedStep]:
                 )
                 for share in step["shares"]
             ),
+            overtaken_s=step.get("overtaken_s", 0.0),  # older files have none
         )
 
 

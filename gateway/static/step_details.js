@@ -56,6 +56,7 @@ export class StepDetails {
       ["Waiting", describeWaiting(step.num_waiting, step.waiting_for)],
       ["KV blocks", `${step.num_used_blocks} used, ${step.num_cached_blocks} cached, ${step.num_free_blocks} free`],
     ];
+    if (step.overtaken_s > 0) facts.push(["Overtaken", `for ${formatMilliseconds(step.overtaken_s)} ms`]);
     if (step.num_preempted > 0) facts.push(["Preempted", plural(step.num_preempted, "request"), "late"]);
     if (step.numMissed > 0) facts.push(["Before it", `${plural(step.numMissed, "step")} not shown`, "late"]);
     $("facts").replaceChildren(...facts.flatMap(fact));

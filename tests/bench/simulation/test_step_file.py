@@ -83,3 +83,13 @@ def test_steps_without_shares_are_refused(tmp_path):
 def test_a_missing_file_is_named():
     with pytest.raises(StepFileError, match="nowhere"):
         load_steps(["nowhere/steps.json"])
+
+
+def test_what_others_took_before_the_rest_of_a_step_is_none_of_its_time(tmp_path):
+    body = step_body(STEPS[0]) | {"overtaken_s": 0.2}
+    (tmp_path / "new.json").write_text(json.dumps([body]))
+    (step,) = load_steps([str(tmp_path / "new.json")])
+    assert step.duration_s == pytest.approx(0.3)
+    del body["overtaken_s"]  # as it was recorded before there was such a thing
+    (tmp_path / "old.json").write_text(json.dumps([body]))
+    assert load_steps([str(tmp_path / "old.json")])[0].duration_s == 0.5
