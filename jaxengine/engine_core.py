@@ -133,6 +133,9 @@ class EngineCore:
         self._has_overtakers |= (
             self._runner.can_overtake
             and bool(self._in_flight)
+            and self._in_flight[0].may_be_overtaken()
+            # Whoever is due a token within a time is delayed once.
+            and (self._config.target_itl_s is None or self._in_flight[0].began_s is None)
             and self._scheduler.may_overtake(request, self.steps_in_flight)
         )
 

@@ -37,6 +37,17 @@ class StepInFlight:
     began_s: float | None = None
     overtaken_s: float = 0.0
 
+    def may_be_overtaken(self) -> bool:
+        """Whether newcomers may run before its rest, so that it gets on however many there are.
+
+        They delay it for as long as it takes itself, or once if that is not known. A long piece
+        they join when it is paused.
+        """
+        if self.output.pause_after_s is not None:
+            return False
+        predicted_s = None if self.launched is None else self.launched.predicted_s
+        return self.began_s is None or (predicted_s is not None and self.overtaken_s < predicted_s)
+
     def is_done(self) -> bool:
         return self.handle is not None and self.handle.is_done()
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from jaxengine.in_flight import LATEST_LOOK_S, SOONEST_LOOK_S, InFlight
@@ -90,3 +92,20 @@ def test_a_long_step_that_is_not_done_is_looked_at(left_s, done, worth):
 )
 def test_the_nearer_the_end_the_sooner_one_looks(now_s, look_s):
     assert in_flight_with(1.0).seconds_to_look(now_s) == pytest.approx(look_s)
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "overtaken_s", "may"),
+    [(0.5, 0.0, True), (0.5, 0.4, True), (0.5, 0.5, False), (None, 0.1, False)],
+)
+def test_a_step_is_delayed_for_as_long_as_it_takes_itself(predicted_s, overtaken_s, may):
+    (step,) = in_flight_with(1.0)
+    step.launched = SimpleNamespace(predicted_s=predicted_s)
+    assert step.may_be_overtaken()
+    step.began_s, step.overtaken_s = 1.0, overtaken_s
+    assert step.may_be_overtaken() == may
+
+
+def test_newcomers_wait_for_the_pauses_of_a_long_piece():
+    (step,) = in_flight_with(1.0, pause_after_s=0.1)
+    assert not step.may_be_overtaken()
